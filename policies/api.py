@@ -1,0 +1,279 @@
+"""The contract between a policy and the serving loop, simulated or real.
+
+A policy is a value: settings in a frozen dataclass and one method, ``decide(view)``. It reads no clock, file or
+random source and keeps nothing between calls but the memo it hands back. It is asked about one instance at a
+time, whenever that instance has an idle lane and something has changed. A request's true output length is not
+reachable from anything declared here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+from profiler.latency import LatencyModel
+from profiler.work import Work
+
+Role = Literal["mixed", "prefill", "decode"]
+Memo = Hashable
+
+LINK = "link"
+"""The lane on which a decode instance pulls KV from elsewhere; it uses no SMs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLO:
+    """What a request must meet: a TTFT limit, which may grow with its prompt, and a TPOT limit.
+
+    The TTFT limit of a prompt of n tokens is ``max(ttft_floor_s, ttft_s + n * ttft_per_token_s)``. Limits are in
+    seconds; None means no limit.
+    """
+
+    ttft_s: float | None = None
+    ttft_per_token_s: float | None = None
+    ttft_floor_s: float = 0.0
+    tpot_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "ttft_per_token_s", "tpot_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"SLO {name} is {value}; it must be above 0, or left out for no limit")
+        if not self.ttft_floor_s >= 0:
+            raise ValueError(f"SLO ttft_floor_s is {self.ttft_floor_s}; it must be 0 or more")
+
+    def ttft_limit_s(self, prompt_tokens: int) -> float:
+        """The TTFT limit for a prompt of this length; infinity where there is none."""
+        if self.ttft_s is None and self.ttft_per_token_s is None:
+            return float("inf")
+        limit = (self.ttft_s or 0.0) + (self.ttft_per_token_s or 0.0) * prompt_tokens
+        return max(self.ttft_floor_s, limit)
+
+    @property
+    def tpot_limit_s(self) -> float:
+        """The TPOT limit; infinity where there is none."""
+        return float("inf") if self.tpot_s is None else self.tpot_s
+
+
+class RequestProgress(Protocol):
+    """What a server knows of a request it holds. ``index`` counts arrivals and identifies it."""
+
+    @property
+    def index(self) -> int: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def prefill_tokens(self) -> int:
+        """Tokens to process before its next token: the prompt, and after a pre-emption what it had generated."""
+        ...
+
+    @property
+    def prefilled_tokens(self) -> int: ...
+    @property
+    def generated_tokens(self) -> int: ...
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of it in the KV cache."""
+        ...
+
+    @property
+    def first_token_s(self) -> float | None: ...
+    @property
+    def last_token_s(self) -> float | None: ...
+
+
+class Chunk(NamedTuple):
+    """``tokens`` of a request's prompt, after those already prefilled."""
+
+    request: RequestProgress
+    tokens: int
+
+
+class Step(NamedTuple):
+    """One launch: what runs next on an idle lane of the instance asked about, and on how many SMs.
+
+    prefill: chunks processed together. A batch launched by layer groups is given again, the same, until its
+        last layer; only then do its tokens count.
+    layers: how many layers to launch of it; None means all that remain. Layer groups carry no decodes.
+    decode: whether every request that is decoding on the instance takes one step in this launch.
+    preempt: requests pushed out before the launch, their KV freed, to be recomputed.
+    transfer: on the link lane, the incoming request whose KV is fetched.
+    """
+
+    lane: str
+    sms: int
+    prefill: tuple[Chunk, ...] = ()
+    layers: int | None = None
+    decode: bool = False
+    preempt: tuple[RequestProgress, ...] = ()
+    transfer: RequestProgress | None = None
+
+
+class LaneView(Protocol):
+    """A stream of steps. ``sms`` is its share: of the step in flight, or of the last one."""
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def sms(self) -> int: ...
+    @property
+    def work(self) -> Work | None:
+        """The work in flight, None when idle."""
+        ...
+
+    @property
+    def started_s(self) -> float: ...
+    @property
+    def predicted_s(self) -> float:
+        """Predicted duration of the step in flight, or of the last one."""
+        ...
+
+    @property
+    def batch(self) -> tuple[Chunk, ...]:
+        """Chunks part of whose layers have run, empty between batches."""
+        ...
+
+    @property
+    def layers_done(self) -> int: ...
+
+
+class Observation(NamedTuple):
+    """A finished step: what was predicted when it was launched and how long it took."""
+
+    lane: str
+    work: Work
+    sms: int
+    beside: Work | None
+    beside_sms: int
+    predicted_s: float
+    measured_s: float
+
+
+class Outcome(NamedTuple):
+    """A finished request, as its server saw it. ``tpot_s`` is None for a single token."""
+
+    prompt_tokens: int
+    ttft_s: float
+    tpot_s: float | None
+
+
+class View(Protocol):
+    """A read-only window on the loop's own state for one instance, valid during one ``decide``."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def instance(self) -> int: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def sms(self) -> int:
+        """SMs of each device of the instance."""
+        ...
+
+    @property
+    def lanes(self) -> Mapping[str, LaneView]: ...
+    @property
+    def waiting(self) -> Mapping[int, RequestProgress]:
+        """Requests not in any launch, by index, in queue order; pre-empted ones come first."""
+        ...
+
+    @property
+    def prefilling(self) -> Mapping[int, RequestProgress]:
+        """Requests part of whose prompt has been prefilled, or is being."""
+        ...
+
+    @property
+    def decoding(self) -> Mapping[int, RequestProgress]:
+        """Requests that have a first token and want more, oldest on this instance first."""
+        ...
+
+    @property
+    def incoming(self) -> Mapping[int, RequestProgress]:
+        """Requests prefilled elsewhere whose KV is still there."""
+        ...
+
+    @property
+    def decode_context_tokens(self) -> int:
+        """KV tokens of all decoding requests together."""
+        ...
+
+    @property
+    def decode_block_demand(self) -> int:
+        """New KV blocks that the next decode step needs."""
+        ...
+
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def total_blocks(self) -> int: ...
+    @property
+    def block_tokens(self) -> int: ...
+    @property
+    def slo(self) -> SLO: ...
+    @property
+    def latency(self) -> LatencyModel: ...
+    @property
+    def observed(self) -> Sequence[Observation]:
+        """The last finished steps of this instance, oldest first."""
+        ...
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """The last finished requests of this instance, oldest first."""
+        ...
+
+    @property
+    def memo(self) -> Memo:
+        """What this policy returned last time for this instance; None at first."""
+        ...
+
+
+class Load(NamedTuple):
+    """How busy an instance is, for a router."""
+
+    instance: int
+    waiting_requests: int
+    waiting_tokens: int
+    resident_requests: int
+    free_blocks: int
+
+
+class Router(Protocol):
+    """Chooses an instance for a request, among those whose role fits. A value, like a policy."""
+
+    def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
+        """The ``instance`` of one of ``loads`` (never empty)."""
+        ...
+
+
+class Decision(NamedTuple):
+    """Steps to launch now, at most one for each idle lane, and the memo for next time."""
+
+    steps: tuple[Step, ...] = ()
+    memo: Memo = None
+
+
+class Policy(Protocol):
+    """What runs next, on which SMs. Implementations are frozen dataclasses, one file each."""
+
+    name: ClassVar[str]
+    needs_truth: ClassVar[bool]
+
+    @property
+    def router(self) -> Router: ...
+
+    def roles(self, instances: int) -> tuple[Role, ...]:
+        """The role of each instance. Raises ValueError where the policy cannot use that many."""
+        ...
+
+    def lanes(self, role: Role) -> tuple[str, ...]:
+        """The lanes of an instance of this role: at most two that use SMs, and possibly the link."""
+        ...
+
+    def decide(self, view: View) -> Decision:
+        """What to launch now on the idle lanes of ``view``'s instance."""
+        ...
