@@ -1,0 +1,103 @@
+"""Columns to Parquet and back, the same bytes for the same values.
+
+Arrow arrays are built from their buffers: Arrow's own converters import pandas, which costs a command half a second
+and which nothing here needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+Column = Any
+"""An Arrow array; Arrow ships no types."""
+
+
+def float_column(values: NDArray[np.float64]) -> Column:
+    """float64 of shape (n,); NaN becomes null."""
+    values = np.ascontiguousarray(values, np.float64)
+    absent = np.isnan(values)
+    valid = pa.py_buffer(np.packbits(~absent, bitorder="little")) if absent.any() else None
+    return pa.Array.from_buffers(pa.float64(), len(values), [valid, pa.py_buffer(np.nan_to_num(values))])
+
+
+def int_column(values: NDArray[np.integer[Any]]) -> Column:
+    """int64 of shape (n,)."""
+    return pa.Array.from_buffers(
+        pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values, np.int64))]
+    )
+
+
+def text_column(values: Sequence[str]) -> Column:
+    """UTF-8 strings, n of them."""
+    encoded = [value.encode() for value in values]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers)
+
+
+def category_column(codes: NDArray[np.integer[Any]], names: Sequence[str]) -> Column:
+    """``names[codes]`` as a dictionary, shape (n,)."""
+    index = pa.Array.from_buffers(
+        pa.int8(), len(codes), [None, pa.py_buffer(np.ascontiguousarray(codes, np.int8))]
+    )
+    return pa.DictionaryArray.from_arrays(index, text_column(names))
+
+
+def write_columns(path: Path, columns: Mapping[str, Column]) -> None:
+    """One Parquet file at ``path``."""
+    table = pa.Table.from_arrays(list(columns.values()), names=list(columns))
+    pq.write_table(table, path, compression="zstd", compression_level=3)
+
+
+class Columns:
+    """The columns of a Parquet file. Raises ValueError, naming the file, where it is missing or no Parquet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist")
+        try:
+            self._table = pq.ParquetFile(path).read()
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"{path} is not a readable Parquet file: {reason}") from None
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._table.column_names)
+
+    def floats(self, name: str) -> NDArray[np.float64]:
+        """Shape (n,); null is NaN."""
+        return np.asarray(self._column(name).to_numpy(), np.float64)
+
+    def ints(self, name: str) -> NDArray[np.int64]:
+        """Shape (n,). Raises ValueError for a null."""
+        column = self._column(name)
+        if column.null_count:
+            raise ValueError(f"{self._path}, column {name}: {column.null_count} values are missing")
+        return np.asarray(column.to_numpy(), np.int64)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Shape (n,)."""
+        return tuple(self._column(name).to_pylist())
+
+    def values(self, name: str) -> list[Any]:
+        """Plain Python values, null as None."""
+        found: list[Any] = self._column(name).to_pylist()
+        return found
+
+    def _column(self, name: str) -> Any:
+        if name not in self._table.column_names:
+            raise ValueError(f"{self._path} has no column {name}; it has {', '.join(self.names)}")
+        return self._table.column(name)

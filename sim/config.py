@@ -1,0 +1,156 @@
+"""A run's settings: everything that it takes to repeat it, as a file and as a value.
+
+This is a border: what a user typed or stored is checked here, once, and every complaint names the field. Beyond it
+the code holds plain frozen values.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from policies.api import SLO
+from sim.metrics import Window
+
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseModel):
+    """Frozen and strict: unknown fields, wrong types, NaN and infinity are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SloSettings(Settings):
+    """The limits of :class:`policies.api.SLO`, in seconds."""
+
+    ttft_s: Seconds | None = None
+    ttft_per_token_s: Seconds | None = None
+    ttft_floor_s: Annotated[float, Field(ge=0)] = 0.0
+    tpot_s: Seconds | None = None
+
+    def value(self) -> SLO:
+        return SLO(**self.model_dump())
+
+
+class WindowSettings(Settings):
+    """Seconds of arrivals cut at both ends before metrics are taken."""
+
+    warmup_s: Annotated[float, Field(ge=0)] = 0.0
+    drain_s: Annotated[float, Field(ge=0)] = 0.0
+
+    def value(self) -> Window:
+        return Window(**self.model_dump())
+
+
+class PolicySettings(Settings):
+    """A policy's name, or ``path.py:Class``, and those of its settings that differ from its defaults."""
+
+    name: str
+    settings: dict[str, Any] = {}
+
+
+def _named_policy(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class RunConfig(Settings):
+    """One run.
+
+    arrivals: how requests arrive, in the words of ``bulletsim traces``; None keeps the trace's own times.
+    rate: requests a second over all instances; with arrivals left out, recorded times are rescaled to it and a
+        trace of lengths alone gets Poisson arrivals at it.
+    kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device memory that
+        weights and KV may take together.
+    oversized: what to do with a request that could never fit: stop before the run, or reject it.
+    latency: settings of the latency model; empty means the built-in one of model and device.
+    version, trace_sha256: what the run was made with; checked when it is repeated.
+    """
+
+    trace: str
+    arrivals: str | None = None
+    rate: Annotated[float, Field(gt=0)] | None = None
+    requests: Count | None = None
+    policy: Annotated[PolicySettings, BeforeValidator(_named_policy)]
+    model: str
+    device: str
+    tensor_parallel: Count = 1
+    instances: Count = 1
+    slo: SloSettings = SloSettings()
+    seed: Annotated[int, Field(ge=0)] = 0
+    queue_limit: Count | None = None
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_blocks: Count | None = None
+    block_tokens: Count = 16
+    until_s: Seconds | None = None
+    oversized: Literal["error", "reject"] = "error"
+    window: WindowSettings = WindowSettings()
+    version: str | None = None
+    trace_sha256: str | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.instances * self.tensor_parallel
+
+    def digest(self) -> str:
+        """SHA-256 over every setting and the version: equal settings, equal results."""
+        stamped = self.model_copy(update={"version": self.version or package_version()})
+        text = json.dumps(stamped.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def package_version() -> str:
+    """The version of this package that is installed."""
+    return version("bulletsim")
+
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def checked(model: type[Checked], data: object, where: str) -> Checked:
+    """``data`` as a ``model``. Raises ValueError: one line naming ``where``, the field, the value and the fault."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(one_line(error, where)) from None
+
+
+def one_line(error: ValidationError, where: str) -> str:
+    """The first fault of a validation, and how many more there are."""
+    faults = error.errors(include_url=False)
+    fault = faults[0]
+    field = ".".join(str(part) for part in fault["loc"]) or "the whole"
+    message = fault["msg"][:1].lower() + fault["msg"][1:]
+    given = "" if fault["type"] == "missing" else f" is {_shown(fault['input'])}:"
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: {field} is not a setting{more}"
+    return f"{where}: {field}{given} {message}{more}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def load_config(path: Path) -> RunConfig:
+    """The settings in a ``config.json``. Raises ValueError for a missing file, no JSON, or wrong settings."""
+    return checked(RunConfig, read_json(path), str(path))
+
+
+def read_json(path: Path) -> Any:
+    """The document in ``path``. Raises ValueError naming the file, and the line where it is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a directory; a JSON file was expected") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None

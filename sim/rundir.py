@@ -1,0 +1,204 @@
+"""A run on disk: a directory that holds its settings, one row a request, one row a step, and the summary.
+
+It is written under a temporary name beside its target and renamed when complete, so that a directory with the right
+name is always whole. Equal runs give equal bytes: no file holds a time of day or a path of this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.columns import (
+    Column,
+    Columns,
+    category_column,
+    float_column,
+    int_column,
+    text_column,
+    write_columns,
+)
+from sim.config import RunConfig, load_config, read_json
+from sim.metrics import Metrics
+from sim.records import STATES, Records, RunResult, StepLog
+
+CONFIG = "config.json"
+REQUESTS = "requests.parquet"
+STEPS = "steps.parquet"
+SUMMARY = "summary.json"
+TOKEN_TIMES = "token_times.parquet"
+
+_REQUEST_INTS = ("prompt_tokens", "output_tokens", "generated_tokens")
+_REQUEST_FLOATS = ("scheduled_s", "first_token_s", "last_token_s", "itl_mean_s", "itl_max_s")
+_REQUEST_COUNTS = ("preemptions", "cached_tokens", "instance")
+_STEP_COUNTS = (
+    "sms",
+    "prefill_tokens",
+    "prefill_requests",
+    "decode_requests",
+    "context_tokens",
+    "layers",
+    "predicted_s",
+    "waiting",
+    "free_blocks",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """A run read back. ``summary`` is the document in summary.json."""
+
+    config: RunConfig
+    records: Records
+    steps: StepLog
+    summary: Mapping[str, Any]
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Raises ValueError where ``target`` may not be written: it exists, or ``force`` would delete no run."""
+    if not target.exists():
+        return
+    if not force:
+        raise ValueError(f"{target} already exists; choose another --out, or replace it with --force")
+    if not target.is_dir() or (any(target.iterdir()) and not (target / CONFIG).is_file()):
+        raise ValueError(f"{target} is not a run (no {CONFIG} in it), so --force does not replace it")
+
+
+@contextmanager
+def complete_or_absent(target: Path) -> Iterator[Path]:
+    """A new directory to fill, which becomes ``target``, replacing it, if and only if the block succeeds."""
+    target = Path(os.path.abspath(target))  # noqa: PTH100 - resolve() would write beside a link's destination
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if target.exists():
+            target.rename(replaced)
+        try:
+            partial.rename(target)
+        except OSError:
+            replaced.rename(target)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_run(
+    target: Path, config: RunConfig, result: RunResult, metrics: Metrics, *, force: bool = False
+) -> None:
+    """Leaves the run at ``target``. Raises ValueError where that exists and ``force`` is off."""
+    check_target(target, force)
+    with complete_or_absent(target) as directory:
+        (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        write_columns(directory / REQUESTS, _request_columns(result.records))
+        write_columns(directory / STEPS, _step_columns(result.steps))
+        write_json(directory / SUMMARY, metrics.to_dict())
+        if result.token_times:
+            write_columns(directory / TOKEN_TIMES, _token_columns(result.token_times))
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """``document`` as indented JSON; NaN and infinity, which JSON lacks, are a bug and raise ValueError."""
+    path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def load_run(directory: Path) -> Run:
+    """The run in ``directory``. Raises ValueError naming the file or column that is missing or damaged."""
+    if not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory; give the --out of a bulletsim simulate")
+    return Run(
+        config=load_config(directory / CONFIG),
+        records=load_records(directory / REQUESTS),
+        steps=_load_steps(directory / STEPS),
+        summary=read_json(directory / SUMMARY),
+    )
+
+
+def load_records(path: Path) -> Records:
+    """The rows of a requests.parquet. Raises ValueError naming the file and column at fault."""
+    file = Columns(path)
+    states = file.texts("state")
+    unknown = set(states) - set(STATES)
+    if unknown:
+        raise ValueError(f"{path}, column state: {sorted(unknown)[0]!r} is none of {', '.join(STATES)}")
+    columns: dict[str, Any] = {name: file.ints(name) for name in (*_REQUEST_INTS, *_REQUEST_COUNTS)}
+    columns |= {name: file.floats(name) for name in ("arrival_s", *_REQUEST_FLOATS)}
+    return Records(
+        request_id=file.texts("request_id"),
+        state=np.array([STATES.index(state) for state in states], np.int8),
+        reason=file.texts("reason"),
+        **columns,
+    )
+
+
+def _request_columns(records: Records) -> dict[str, Column]:
+    ints = {name: int_column(getattr(records, name)) for name in (*_REQUEST_INTS, *_REQUEST_COUNTS)}
+    floats = {name: float_column(getattr(records, name)) for name in ("arrival_s", *_REQUEST_FLOATS)}
+    texts = {
+        "request_id": text_column(records.request_id),
+        "state": category_column(records.state, STATES),
+        "reason": text_column(records.reason),
+    }
+    columns = ints | floats | texts
+    order = (
+        "request_id",
+        "arrival_s",
+        *_REQUEST_INTS,
+        *_REQUEST_FLOATS,
+        *_REQUEST_COUNTS,
+        "state",
+        "reason",
+    )
+    return {name: columns[name] for name in order}
+
+
+def _step_columns(steps: StepLog) -> dict[str, Column]:
+    columns = {
+        "start_s": float_column(steps.start_s),
+        "end_s": float_column(steps.end_s),
+        "instance": int_column(steps.instance),
+        "lane": category_column(steps.lane, steps.lane_names),
+    }
+    for name in _STEP_COUNTS:
+        values = getattr(steps, name)
+        columns[name] = float_column(values) if name == "predicted_s" else int_column(values)
+    return columns
+
+
+def _load_steps(path: Path) -> StepLog:
+    file = Columns(path)
+    lanes = file.texts("lane")
+    names = tuple(dict.fromkeys(lanes))
+    columns: dict[str, Any] = {name: file.ints(name) for name in _STEP_COUNTS if name != "predicted_s"}
+    return StepLog(
+        lane_names=names,
+        start_s=file.floats("start_s"),
+        end_s=file.floats("end_s"),
+        instance=file.ints("instance"),
+        lane=np.array([names.index(lane) for lane in lanes], np.int8),
+        predicted_s=file.floats("predicted_s"),
+        **columns,
+    )
+
+
+def _token_columns(token_times: Mapping[str, NDArray[np.float64]]) -> dict[str, Column]:
+    times = list(token_times.values())
+    ids = [request_id for request_id, seconds in token_times.items() for _ in range(len(seconds))]
+    return {
+        "request_id": text_column(ids),
+        "token": int_column(np.concatenate([np.arange(len(seconds)) for seconds in times])),
+        "time_s": float_column(np.concatenate(times)),
+    }
