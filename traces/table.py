@@ -1,0 +1,219 @@
+"""CSV files by column: parsed by pyarrow, found by name, checked as whole columns.
+
+Nothing is looked at row by row until a column fails; only then is the first offending row searched for, so a good
+file of millions of rows costs seconds and a bad one still gets its line number. pyarrow is imported inside functions:
+`import traces` stays light. (Its ``to_numpy`` would import pandas; ``np.from_dlpack`` does not.)
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from traces.errors import TraceError
+from traces.request import FloatColumn, IntColumn
+
+MAX_TOKENS = 2**31 - 1
+"""A larger count is a broken file, not a prompt."""
+
+
+def header_of(path: Path) -> list[str]:
+    """The column names of a CSV file, spaces and byte-order mark taken off; TraceError if there is none."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            names = next((row for row in csv.reader(lines) if row), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(
+            f"{path.name}: not a text file in UTF-8 ({error}); give a CSV or JSONL trace"
+        ) from None
+    names = [name.strip() for name in names]
+    if not names:
+        raise TraceError(f"{path.name}: the file is empty; give a trace with a header and rows")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise TraceError(f"{path.name}: line 1: column {twice[0]!r} appears twice; rename or remove one")
+    return names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The columns of one CSV file as text; each accessor converts one and raises TraceError with its line."""
+
+    path: Path
+    names: tuple[str, ...]
+    rows: int
+    columns: dict[str, Any]  # name -> pyarrow string column (rows,)
+
+    def has(self, name: str) -> bool:
+        return name in self.columns
+
+    def texts(self, name: str) -> list[str]:
+        values: list[str] = self.columns[name].to_pylist()
+        return values
+
+    def tokens(self, name: str) -> IntColumn:
+        """Token counts, shape (rows,): whole numbers in 0..MAX_TOKENS, also written as "7564.0"."""
+        import pyarrow as pa
+
+        try:
+            counts = _numbers(self.columns[name].cast(pa.int64()), np.int64)
+        except pa.ArrowInvalid:
+            numbers = self._floats(name, "whole numbers of 0 or more", _is_count)
+            if not bool(np.all((numbers >= 0) & (numbers <= MAX_TOKENS) & (numbers == np.floor(numbers)))):
+                raise self._refuse(name, "whole numbers of 0 or more", _is_count) from None
+            counts = numbers.astype(np.int64)
+        if len(counts) and (int(counts.min()) < 0 or int(counts.max()) > MAX_TOKENS):
+            raise self._refuse(name, "whole numbers of 0 or more", _is_count)
+        return counts
+
+    def numbers(self, name: str) -> FloatColumn:
+        """Finite numbers of 0 or more, shape (rows,): times in whatever unit the column has."""
+        wanted = "finite numbers of 0 or more"
+        numbers = self._floats(name, wanted, _is_time)
+        if not bool(np.all(numbers >= 0)) or not bool(np.all(np.isfinite(numbers))):
+            raise self._refuse(name, wanted, _is_time)
+        return numbers
+
+    def _floats(self, name: str, wanted: str, good: Callable[[str], bool]) -> FloatColumn:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        try:
+            return _numbers(pc.utf8_trim_whitespace(self.columns[name]).cast(pa.float64()), np.float64)
+        except pa.ArrowInvalid:
+            raise self._refuse(name, wanted, good) from None
+
+    def _refuse(self, name: str, wanted: str, good: Callable[[str], bool]) -> TraceError:
+        return self.refusal(
+            name, next(i for i, text in enumerate(self.texts(name)) if not good(text)), wanted
+        )
+
+    def refusal(self, name: str, row: int, wanted: str) -> TraceError:
+        """The error for one value: file, line, column, value, what is wanted and what to do."""
+        value = self.columns[name][row].as_py()
+        line = _line_of(self.path, row)
+        return TraceError(
+            f"{self.path.name}: line {line}: {name} is {value!r}; wanted: {wanted}; correct or remove the row"
+        )
+
+
+def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
+    """All columns of ``path`` as text; TraceError if one of ``needed`` is missing or there are no rows."""
+    names = header_of(path)
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise TraceError(
+            f"{path.name}: line 1: format {format_name!r} needs column {missing[0]!r}; the file has "
+            f"{', '.join(names)[:200]}; name the right format or leave it to be detected"
+        )
+    table = _parse(path, names)
+    if table.num_rows == 0:
+        raise TraceError(f"{path.name}: a header and no rows; give a trace with at least one request")
+    columns = dict(zip(names, table.columns, strict=True))
+    return Table(path=path, names=tuple(names), rows=table.num_rows, columns=columns)
+
+
+def _parse(path: Path, names: list[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.csv as arrow_csv
+
+    uneven: list[Any] = []
+
+    def note(row: Any) -> str:
+        uneven.append(row)
+        return "error"
+
+    try:
+        return arrow_csv.read_csv(
+            path,
+            # One thread: the parser then knows the row that it stumbles over.
+            read_options=arrow_csv.ReadOptions(
+                use_threads=False, column_names=names, skip_rows_after_names=1
+            ),
+            parse_options=arrow_csv.ParseOptions(invalid_row_handler=note),
+            convert_options=arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+            ),
+        )
+    except pa.ArrowInvalid as error:
+        if uneven:
+            line = _line_of(path, uneven[0].number - 2)
+            raise TraceError(
+                f"{path.name}: line {line}: {uneven[0].actual_columns} values for {len(names)} columns; "
+                "correct or remove the row"
+            ) from None
+        raise TraceError(
+            f"{path.name}: not a CSV table: {str(error).splitlines()[0]}; check the file"
+        ) from None
+
+
+def _line_of(path: Path, row: int) -> int:
+    """The 1-based line of data row ``row`` (0-based); blank lines are no rows. Read only on failure."""
+    with path.open("rb") as lines:
+        filled = (number for number, line in enumerate(lines, start=1) if line.strip())
+        return next((number for index, number in enumerate(filled) if index == row + 1), row + 2)
+
+
+def _numbers(column: Any, kind: Any) -> Any:
+    chunks = [np.from_dlpack(chunk) for chunk in column.chunks if len(chunk)]
+    return np.concatenate(chunks).astype(kind, copy=False) if chunks else np.empty(0, kind)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _is_count(text: str) -> bool:
+    number = _number(text)
+    return 0 <= number <= MAX_TOKENS and number == int(number)
+
+
+def _is_time(text: str) -> bool:
+    return 0 <= _number(text) < math.inf
+
+
+def epoch_ns(table: Table, name: str) -> tuple[IntColumn, bool]:
+    """ISO 8601 stamps as nanoseconds since 1970, shape (rows,), and whether any lacked a zone among others that had.
+
+    Up to nine decimals, or none; "Z" and offsets are honoured; stamps without a zone are taken as UTC.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = table.columns[name]
+    naive, zoned = pa.timestamp("ns"), pa.timestamp("ns", "UTC")
+    for kind in (naive, zoned):
+        try:
+            return _numbers(column.cast(kind).cast(pa.int64()), np.int64), False
+        except pa.ArrowInvalid:
+            continue
+    has_zone = pc.match_substring_regex(column, r"(Z|[+-]\d\d(:?\d\d)?)\s*$")
+    completed = pc.if_else(has_zone, column, pc.binary_join_element_wise(column, "Z", ""))
+    try:
+        return _numbers(completed.cast(zoned).cast(pa.int64()), np.int64), True
+    except pa.ArrowInvalid:
+        bad = next(row for row, text in enumerate(_texts(completed)) if not _is_stamp(text, zoned))
+        raise table.refusal(name, bad, "a time such as 2023-11-16 18:17:03.97996") from None
+
+
+def _texts(column: Any) -> Iterator[str]:
+    return (value.as_py() for chunk in column.chunks for value in chunk)
+
+
+def _is_stamp(text: str, kind: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        pa.scalar(text).cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
