@@ -5,6 +5,7 @@ from traces.errors import TraceError
 from traces.formats.rows import ReadOptions
 from traces.loading import load
 from traces.request import Provenance, Request, Trace
+from traces.workloads import workload, workloads
 
 __all__ = [
     "ArrivalSource",
@@ -17,4 +18,6 @@ __all__ = [
     "load",
     "poisson",
     "rescaled",
+    "workload",
+    "workloads",
 ]

@@ -1,8 +1,8 @@
-"""When requests arrive: processes that give a trace new arrival times, and the sources that a serving loop consumes.
+"""When requests arrive: processes that give a trace new arrival times, and the sources that a loop consumes.
 
-Conventions. The first request arrives at 0 and the mean rate of n requests is (n - 1) / span, span being the time
-from the first arrival to the last. Gaps are drawn at rate 1 and divided by the rate: the same seed at twice the
-rate is the same arrivals at half the times, so a sweep over rates changes nothing else.
+Conventions. The first request arrives at 0 and the mean rate of n requests is (n - 1) / span, span being
+the time from the first arrival to the last. Gaps are drawn at rate 1 and divided by the rate: the same
+seed at twice the rate is the same arrivals at half the times, so a sweep over rates changes nothing else.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ def rescaled(trace: Trace, rate: float) -> Trace:
     arrivals = recorded(trace)
     span = float(arrivals[-1] - arrivals[0])
     if span == 0:
-        raise TraceError(
-            f"{trace.name}: all requests arrive at once, so no rate can be set; use poisson:{rate:g}"
-        )
+        raise TraceError(f"{trace.name}: all requests arrive at once, so no rate can be set; use poisson:{rate:g}")
     factor = (len(trace) - 1) / span / rate
     return _arriving(
         trace, (arrivals - arrivals[0]) * factor, f"arrivals rescaled by {factor:.6g} to {rate:g} requests/s"
@@ -74,7 +72,7 @@ class ArrivalSource(Protocol):
         """Take that next request, its ``arrival_s`` set; IndexError if none is known."""
 
     def finished(self, index: int, now_s: float) -> None:
-        """Told once for each request that leaves, finished or rejected; ``index`` counts the pops before its own."""
+        """Told once for each request that leaves, finished or rejected; ``index`` counts the pops before."""
 
 
 class OpenArrivals:
@@ -85,9 +83,7 @@ class OpenArrivals:
     def __init__(self, trace: Trace) -> None:
         arrivals = recorded(trace)
         if not np.all(np.isfinite(arrivals)) or np.any(np.diff(arrivals) < 0) or np.any(arrivals < 0):
-            raise TraceError(
-                f"{trace.name}: arrivals must be finite, 0 or later and in order; sort the trace first"
-            )
+            raise TraceError(f"{trace.name}: arrivals must be finite, 0 or later and in order; sort the trace first")
         # Lists once, not array scalars a million times.
         self._arrivals: list[float] = arrivals.tolist()
         self._rest = _Columns(trace)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class TraceError(ValueError):
-    """A trace cannot be read, made or served as asked; the message names the place, the value and the remedy."""
+    """A trace cannot be read, made or served as asked; the message names place, value and remedy."""

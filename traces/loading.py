@@ -49,8 +49,8 @@ def detect(path: Path) -> str:
     found = next((key for key, kind in FORMATS.items() if kind.columns and {*kind.columns} <= {*names}), None)
     if found is None:
         raise TraceError(
-            f"{path.name}: line 1: no known format has the columns {', '.join(names)[:200]}; our own has request_id, "
-            "arrival_s, prompt_tokens, output_tokens"
+            f"{path.name}: line 1: no known format has the columns {', '.join(names)[:200]}; "
+            "our own has request_id, arrival_s, prompt_tokens, output_tokens"
         )
     return found
 
@@ -62,9 +62,7 @@ def assemble(rows: Rows, provenance: Provenance, name: str) -> Trace:
     count = len(rows.prompt_tokens)
     kept = np.flatnonzero((rows.prompt_tokens > 0) & (rows.output_tokens > 0))
     if len(kept) < count:
-        provenance = provenance.noting(
-            f"{count - len(kept)} of {count} rows dropped: prompt or output of 0 tokens"
-        )
+        provenance = provenance.noting(f"{count - len(kept)} of {count} rows dropped: prompt or output of 0 tokens")
     if len(kept) == 0:
         raise TraceError(f"{provenance.source}: no row has both prompt and output tokens; nothing to serve")
     arrivals = rows.arrival_s

@@ -1,8 +1,9 @@
 """CSV files by column: parsed by pyarrow, found by name, checked as whole columns.
 
-Nothing is looked at row by row until a column fails; only then is the first offending row searched for, so a good
-file of millions of rows costs seconds and a bad one still gets its line number. pyarrow is imported inside functions:
-`import traces` stays light. (Its ``to_numpy`` would import pandas; ``np.from_dlpack`` does not.)
+Nothing is looked at row by row until a column fails; only then is the first offending row searched for,
+so a good file of millions of rows costs seconds and a bad one still gets its line number. pyarrow is
+imported inside functions: `import traces` stays light. (Its ``to_numpy`` would import pandas;
+``np.from_dlpack`` does not.)
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ def header_of(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             names = next((row for row in csv.reader(lines) if row), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(
-            f"{path.name}: not a text file in UTF-8 ({error}); give a CSV or JSONL trace"
-        ) from None
+        raise TraceError(f"{path.name}: not a text file in UTF-8 ({error}); give a CSV or JSONL trace") from None
     names = [name.strip() for name in names]
     if not names:
         raise TraceError(f"{path.name}: the file is empty; give a trace with a header and rows")
@@ -59,7 +58,7 @@ class Table:
 
     def tokens(self, name: str) -> IntColumn:
         """Token counts, shape (rows,): whole numbers in 0..MAX_TOKENS, also written as "7564.0"."""
-        import pyarrow as pa
+        import pyarrow as pa  # type: ignore[import-untyped]
 
         try:
             counts = _numbers(self.columns[name].cast(pa.int64()), np.int64)
@@ -81,8 +80,8 @@ class Table:
         return numbers
 
     def _floats(self, name: str, wanted: str, good: Callable[[str], bool]) -> FloatColumn:
-        import pyarrow as pa
-        import pyarrow.compute as pc
+        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow.compute as pc  # type: ignore[import-untyped]
 
         try:
             return _numbers(pc.utf8_trim_whitespace(self.columns[name]).cast(pa.float64()), np.float64)
@@ -90,9 +89,7 @@ class Table:
             raise self._refuse(name, wanted, good) from None
 
     def _refuse(self, name: str, wanted: str, good: Callable[[str], bool]) -> TraceError:
-        return self.refusal(
-            name, next(i for i, text in enumerate(self.texts(name)) if not good(text)), wanted
-        )
+        return self.refusal(name, next(i for i, text in enumerate(self.texts(name)) if not good(text)), wanted)
 
     def refusal(self, name: str, row: int, wanted: str) -> TraceError:
         """The error for one value: file, line, column, value, what is wanted and what to do."""
@@ -120,8 +117,8 @@ def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
 
 
 def _parse(path: Path, names: list[str]) -> Any:
-    import pyarrow as pa
-    import pyarrow.csv as arrow_csv
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.csv as arrow_csv  # type: ignore[import-untyped]
 
     uneven: list[Any] = []
 
@@ -133,9 +130,7 @@ def _parse(path: Path, names: list[str]) -> Any:
         return arrow_csv.read_csv(
             path,
             # One thread: the parser then knows the row that it stumbles over.
-            read_options=arrow_csv.ReadOptions(
-                use_threads=False, column_names=names, skip_rows_after_names=1
-            ),
+            read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, skip_rows_after_names=1),
             parse_options=arrow_csv.ParseOptions(invalid_row_handler=note),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
@@ -148,9 +143,7 @@ def _parse(path: Path, names: list[str]) -> Any:
                 f"{path.name}: line {line}: {uneven[0].actual_columns} values for {len(names)} columns; "
                 "correct or remove the row"
             ) from None
-        raise TraceError(
-            f"{path.name}: not a CSV table: {str(error).splitlines()[0]}; check the file"
-        ) from None
+        raise TraceError(f"{path.name}: not a CSV table: {str(error).splitlines()[0]}; check the file") from None
 
 
 def _line_of(path: Path, row: int) -> int:
@@ -182,12 +175,12 @@ def _is_time(text: str) -> bool:
 
 
 def epoch_ns(table: Table, name: str) -> tuple[IntColumn, bool]:
-    """ISO 8601 stamps as nanoseconds since 1970, shape (rows,), and whether any lacked a zone among others that had.
+    """ISO 8601 stamps as nanoseconds since 1970, shape (rows,), and whether only some of them had a zone.
 
     Up to nine decimals, or none; "Z" and offsets are honoured; stamps without a zone are taken as UTC.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
 
     column = table.columns[name]
     naive, zoned = pa.timestamp("ns"), pa.timestamp("ns", "UTC")
@@ -210,7 +203,7 @@ def _texts(column: Any) -> Iterator[str]:
 
 
 def _is_stamp(text: str, kind: Any) -> bool:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
 
     try:
         pa.scalar(text).cast(kind)

@@ -1,8 +1,8 @@
 """Azure LLM inference traces of 2023, 2024 and 2025 (CC-BY-4.0).
 
-TIMESTAMP, then token columns. 2023 stamps have no zone and seven decimals, 2024 ones "+00:00" and six or no
-decimals; 2025 (multimodal) inserts NumImages, which counts images and not tokens. The prompt is the sum of all
-columns named ...Tokens other than GeneratedTokens.
+TIMESTAMP, then token columns. 2023 stamps have no zone and seven decimals, 2024 ones "+00:00" and six or
+no decimals; 2025 (multimodal) inserts NumImages, which counts images and not tokens. The prompt is the
+sum of all columns named ...Tokens other than GeneratedTokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Our own form: request_id, arrival_s, prompt_tokens, output_tokens [, session_id, block_hashes], CSV or Parquet.
+"""Our own form, CSV or Parquet: request_id, arrival_s, prompt_tokens, output_tokens [, session_id, block_hashes].
 
-Seconds as float, from the trace's start. Without arrival_s it is a file of lengths. A CSV holds block hashes as
-whole numbers with spaces between.
+Seconds as float, from the trace's start. Without arrival_s it is a file of lengths. A CSV holds block
+hashes as whole numbers with spaces between.
 """
 
 from __future__ import annotations

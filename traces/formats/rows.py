@@ -12,10 +12,10 @@ from traces.request import FloatColumn, IntColumn
 class ReadOptions:
     """What some formats need to be told.
 
-    ``seed`` drives formats that generate requests (ServeGen) and ``scale`` multiplies their rates; ``start_s`` and
-    ``end_s`` cut the span read, in seconds of the source, before anything is generated. ``count_tokens`` gives the
-    tokens of a text, for formats that hold text. ``block_tokens`` is the size of prefix blocks where a file has
-    their hashes and not their size.
+    ``seed`` drives formats that generate requests (ServeGen), ``scale`` multiplies their rates, and
+    ``start_s`` and ``end_s`` cut the span that they generate, in seconds of the source. ``count_tokens``
+    gives the tokens of a text, for formats that hold text. ``block_tokens`` is the size of prefix blocks
+    where a file has their hashes and not their size.
     """
 
     seed: int = 0
@@ -30,7 +30,7 @@ class ReadOptions:
 class Rows:
     """Columns of shape (n,) in file order; ``arrival_s`` in seconds from any origin, None for lengths alone.
 
-    ``rebased`` asks for the first arrival to become 0; our own files keep the origin that they were written with.
+    ``rebased`` asks for the first arrival to become 0; our own files keep the origin they were written with.
     """
 
     prompt_tokens: IntColumn
