@@ -1,0 +1,279 @@
+"""The kernels of one launch, with their FLOPs, DRAM bytes and thread blocks, for one device of an instance.
+
+This enumeration is the only place that knows what a transformer does; a latency model adds times up. Activations are
+bf16 and cross DRAM between kernels; weights are read once a kernel; K and V of a sequence are read once an attention
+kernel, repeated reads by its blocks come from L2, and so do partial sums of split products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from profiler.specs import DTYPE_BYTES, DeviceSpec, DType, ModelSpec
+from profiler.tiles import plan_gemm
+from profiler.work import Work
+
+Kind = Literal["gemm", "attention", "memory", "link"]
+
+ATTENTION_ROWS = 128
+"""Query rows of one block of prefill attention (paper, table 2: one block per head and 128 rows)."""
+
+ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
+
+
+class Kernel(NamedTuple):
+    """One kernel as launched ``runs`` times; a fraction where only some layers have it.
+
+    flops: useful ones. dram_bytes: read and written. dtype: of the tensor-core operands.
+    blocks: thread blocks q, and ``block_flops`` what one issues, padding and masked parts included. None where the
+        kernel sizes its grid to fill the SMs it runs on, so that no wave is lost.
+    link_bytes: what one device sends to its neighbours.
+    """
+
+    name: str
+    kind: Kind
+    flops: float = 0.0
+    dram_bytes: float = 0.0
+    dtype: DType = "bf16"
+    blocks: int | None = None
+    block_flops: float = 0.0
+    link_bytes: float = 0.0
+    runs: float = 1.0
+
+
+class DecodeAttention(NamedTuple):
+    """Decode attention of one layer is linear in the batch: per context token and per sequence."""
+
+    flops_per_token: float
+    bytes_per_token: float
+    bytes_per_request: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One device's part of a model split ``tensor_parallel`` ways: heads, MLP columns, vocabulary rows.
+
+    KV heads are replicated where there are fewer of them than devices; experts are split by columns, like MLPs.
+    Raises ValueError where heads or widths do not divide.
+    """
+
+    model: ModelSpec
+    device: DeviceSpec
+    tensor_parallel: int
+
+    def __post_init__(self) -> None:
+        model, ways = self.model, self.tensor_parallel
+        if ways < 1:
+            raise ValueError(f"tensor_parallel is {ways}; it must be 1 or more")
+        widths = (("heads", model.heads), ("intermediate", model.intermediate))
+        experts = (("moe_intermediate", model.moe_intermediate), ("shared_intermediate", model.shared_intermediate))
+        for name, width in widths + experts:
+            if width % ways:
+                raise ValueError(
+                    f"tensor_parallel {ways} does not divide {name} = {width} of {model.name}; take a divisor of it"
+                )
+        if model.kv_heads % ways and ways % model.kv_heads:
+            raise ValueError(
+                f"tensor_parallel {ways} and the {model.kv_heads} kv_heads of {model.name}: neither divides the other"
+            )
+
+    @property
+    def heads(self) -> int:
+        """Query heads on one device."""
+        return self.model.heads // self.tensor_parallel
+
+    @property
+    def kv_heads(self) -> int:
+        """KV heads on one device; at least one."""
+        return max(1, self.model.kv_heads // self.tensor_parallel)
+
+    @property
+    def kv_bytes_per_token_layer(self) -> int:
+        """Bytes of K and V of one token in one layer on one device."""
+        return 2 * self.kv_heads * self.model.head_dim * DTYPE_BYTES[self.model.kv_dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token in all layers on one device."""
+        return self.model.layers * self.kv_bytes_per_token_layer
+
+    @property
+    def activation_bytes_per_token(self) -> int:
+        """Bytes live at the widest point of a layer: residual, normed and output rows, and the MLP's inner ones."""
+        model = self.model
+        sparse = model.experts_per_token * model.moe_intermediate + model.shared_intermediate
+        width = model.mlp_matrices * max(model.intermediate, sparse) // self.tensor_parallel
+        return (4 * model.hidden + width) * ACTIVATION_BYTES
+
+    def kernels(self, work: Work) -> list[Kernel]:
+        """Every kernel of a launch, in order of first use; ``runs`` says how often each runs."""
+        model = self.model
+        layers = model.layers if work.layers is None else work.layers
+        in_layers = self.layer_kernels(work.new_tokens)
+        in_layers += [self.attention_prefill(new, cached) for new, cached in work.prefill]
+        if work.decode_requests:
+            in_layers.append(self.attention_decode(work.decode_requests, work.decode_context_tokens))
+        launched = [kernel._replace(runs=kernel.runs * layers) for kernel in in_layers]
+        if work.layers is not None and not work.head:
+            return launched
+        rows = len(work.prefill) + work.decode_requests
+        return [*self.embedding_kernels(work.new_tokens), *launched, *self.head_kernels(rows)]
+
+    def layer_kernels(self, tokens: int) -> list[Kernel]:
+        """One layer on ``tokens`` tokens, attention itself excepted: all that depends on their number alone."""
+        model = self.model
+        sparse = model.moe_layers / model.layers
+        kernels = self._projections(tokens)
+        kernels.append(self._norm("mlp_norm", tokens))
+        if sparse < 1:
+            width = model.intermediate // self.tensor_parallel
+            kernels += [kernel._replace(runs=1 - sparse) for kernel in self._mlp("", tokens, width)]
+        if sparse > 0:
+            kernels += [kernel._replace(runs=sparse) for kernel in self._experts(tokens)]
+        return kernels + self._all_reduce("mlp_all_reduce", tokens)
+
+    def attention_prefill(self, new: int, cached: int) -> Kernel:
+        """Causal attention of one sequence: ``new`` queries over ``cached`` + ``new`` keys.
+
+        A block takes 128 query rows of a head (fewer, by powers of two down to 16, for a shorter chunk) and walks
+        all keys up to its last row. Sequences run one after another.
+        """
+        heads, head_dim = self.heads, self.model.head_dim
+        rows = min(ATTENTION_ROWS, max(16, 1 << (new - 1).bit_length()))
+        row_blocks = -(-new // rows)
+        keys_per_block = cached + rows * (row_blocks + 1) / 2
+        return Kernel(
+            "attention_prefill",
+            "attention",
+            flops=4.0 * heads * head_dim * (new * cached + new * (new + 1) / 2),
+            dram_bytes=2.0 * new * heads * head_dim * ACTIVATION_BYTES + (new + cached) * self.kv_bytes_per_token_layer,
+            blocks=heads * row_blocks,
+            block_flops=4.0 * rows * head_dim * keys_per_block,
+        )
+
+    def attention_decode(self, requests: int, context_tokens: int) -> Kernel:
+        """Attention of one new token in each of ``requests`` sequences over ``context_tokens`` keys altogether.
+
+        Split along the keys (flash decoding), so that the blocks fill any number of SMs.
+        """
+        rates = self.decode_attention
+        return Kernel(
+            "attention_decode",
+            "attention",
+            flops=context_tokens * rates.flops_per_token,
+            dram_bytes=context_tokens * rates.bytes_per_token + requests * rates.bytes_per_request,
+        )
+
+    @property
+    def decode_attention(self) -> DecodeAttention:
+        """The coefficients of ``attention_decode``."""
+        width = self.heads * self.model.head_dim
+        return DecodeAttention(4.0 * width, self.kv_bytes_per_token_layer, 2.0 * width * ACTIVATION_BYTES)
+
+    def embedding_kernels(self, tokens: int) -> list[Kernel]:
+        """Table look-up of ``tokens`` tokens, once a pass; under tensor parallelism the parts are summed."""
+        tables = 2 if self.model.learned_positions else 1
+        lookup = self._memory("embedding", (1 + tables) * tokens * self.model.hidden)
+        return [lookup, *self._all_reduce("embedding_all_reduce", tokens)]
+
+    def head_kernels(self, rows: int) -> list[Kernel]:
+        """Final norm, LM head and sampling for ``rows`` sequences."""
+        model, ways = self.model, self.tensor_parallel
+        columns = -(-model.vocab // ways)
+        kernels = [
+            self._norm("final_norm", rows),
+            self._gemm("lm_head", rows, columns, model.hidden, dtype="bf16"),
+        ]
+        if ways > 1:
+            sent = rows * columns * ACTIVATION_BYTES * (ways - 1)
+            kernels.append(Kernel("logits_all_gather", "link", link_bytes=sent))
+        return [*kernels, self._memory("sampling", 2 * rows * model.vocab)]
+
+    def _projections(self, tokens: int) -> list[Kernel]:
+        model = self.model
+        query, kv = self.heads * model.head_dim, self.kv_heads * model.head_dim
+        kernels = [
+            self._norm("attention_norm", tokens),
+            self._gemm("qkv", tokens, query + 2 * kv, model.hidden),
+        ]
+        if model.qk_norm:
+            kernels.append(self._memory("qk_norm", 2 * tokens * (query + kv)))
+        kernels.append(self._rotary(tokens, query, kv))
+        kernels.append(self._gemm("o", tokens, model.hidden, query))
+        return kernels + self._all_reduce("attention_all_reduce", tokens)
+
+    def _rotary(self, tokens: int, query: int, kv: int) -> Kernel:
+        """Rotary positions in place, and K and V written to the cache in its own dtype."""
+        moved = tokens * (2 * query + 2 * kv) * ACTIVATION_BYTES + tokens * self.kv_bytes_per_token_layer
+        return Kernel("rotary_and_kv_write", "memory", dram_bytes=moved)
+
+    def _mlp(self, prefix: str, tokens: int, width: int) -> list[Kernel]:
+        hidden, inputs = self.model.hidden, self.model.mlp_matrices - 1
+        return [
+            self._gemm(f"{prefix}gate_up", tokens, inputs * width, hidden),
+            self._memory(f"{prefix}activation", (inputs + 1) * tokens * width),
+            self._gemm(f"{prefix}down", tokens, hidden, width),
+        ]
+
+    def _experts(self, tokens: int) -> list[Kernel]:
+        """Router, then grouped products over the experts touched: E (1 - (1 - k/E)^tokens) of them, expected.
+
+        Every token chooses k of E experts independently and evenly; real routers are less even, so fewer experts
+        are touched by few tokens and some get more rows than others.
+        """
+        model, ways = self.model, self.tensor_parallel
+        chosen = model.experts_per_token
+        touched = model.experts * (1 - (1 - chosen / model.experts) ** tokens)
+        width = model.moe_intermediate // ways
+        inputs = model.mlp_matrices - 1
+        routed = tokens * chosen
+        kernels = [
+            self._gemm("router", tokens, model.experts, model.hidden, dtype="bf16"),
+            self._memory("top_k", 2 * tokens * model.experts),
+            self._memory("dispatch", (tokens + routed) * model.hidden),
+            self._grouped("experts_gate_up", routed, inputs * width, model.hidden, touched),
+            self._memory("experts_activation", (inputs + 1) * routed * width),
+            self._grouped("experts_down", routed, model.hidden, width, touched),
+            self._memory("combine", (tokens + routed) * model.hidden),
+        ]
+        if model.shared_intermediate:
+            kernels += self._mlp("shared_", tokens, model.shared_intermediate // ways)
+        return kernels
+
+    def _gemm(self, name: str, rows: int, columns: int, depth: int, dtype: DType | None = None) -> Kernel:
+        return self._grouped(name, rows, columns, depth, 1.0, dtype)
+
+    def _grouped(
+        self, name: str, rows: int, columns: int, depth: int, groups: float, dtype: DType | None = None
+    ) -> Kernel:
+        """``groups`` products with different weights, over ``rows`` rows altogether."""
+        dtype = dtype or self.model.dtype
+        blocks, block_flops = plan_gemm(rows / groups, columns, depth, self.device.sms, groups)
+        weights = groups * columns * depth * DTYPE_BYTES[dtype]
+        activations = rows * (columns + depth) * ACTIVATION_BYTES
+        return Kernel(
+            name,
+            "gemm",
+            flops=2.0 * rows * columns * depth,
+            dram_bytes=weights + activations,
+            dtype=dtype,
+            blocks=blocks,
+            block_flops=block_flops,
+        )
+
+    def _norm(self, name: str, rows: int) -> Kernel:
+        """RMSNorm fused with the residual sum: reads both, writes both."""
+        return self._memory(name, 4 * rows * self.model.hidden)
+
+    def _memory(self, name: str, elements: float) -> Kernel:
+        """A kernel that only moves ``elements`` activations through DRAM; its arithmetic is not counted."""
+        return Kernel(name, "memory", dram_bytes=elements * ACTIVATION_BYTES)
+
+    def _all_reduce(self, name: str, tokens: int) -> list[Kernel]:
+        """A ring all-reduce of the hidden states: every device sends 2 (n - 1) / n of them."""
+        ways = self.tensor_parallel
+        if ways == 1:
+            return []
+        sent = 2 * (ways - 1) / ways * tokens * self.model.hidden * ACTIVATION_BYTES
+        return [Kernel(name, "link", link_bytes=sent)]
