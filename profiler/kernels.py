@@ -7,7 +7,7 @@ kernel, repeated reads by its blocks come from L2, and so do partial sums of spl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from profiler.specs import DTYPE_BYTES, DeviceSpec, DType, ModelSpec
@@ -56,13 +56,31 @@ class Shard:
 
     KV heads are replicated where there are fewer of them than devices; experts are split by columns, like MLPs.
     Raises ValueError where heads or widths do not divide.
+
+    heads, kv_heads: on one device. kv_bytes_per_token_layer: bytes of K and V of one token in one layer, there.
     """
 
     model: ModelSpec
     device: DeviceSpec
     tensor_parallel: int
+    heads: int = field(init=False)
+    kv_heads: int = field(init=False)
+    kv_bytes_per_token_layer: int = field(init=False)
+    decode_attention: DecodeAttention = field(init=False)
 
     def __post_init__(self) -> None:
+        self._check_division()
+        model = self.model
+        heads, kv_heads = model.heads // self.tensor_parallel, max(1, model.kv_heads // self.tensor_parallel)
+        kv_bytes = 2 * kv_heads * model.head_dim * DTYPE_BYTES[model.kv_dtype]
+        width = heads * model.head_dim
+        rates = DecodeAttention(4.0 * width, kv_bytes, 2.0 * width * ACTIVATION_BYTES)
+        object.__setattr__(self, "heads", heads)
+        object.__setattr__(self, "kv_heads", kv_heads)
+        object.__setattr__(self, "kv_bytes_per_token_layer", kv_bytes)
+        object.__setattr__(self, "decode_attention", rates)
+
+    def _check_division(self) -> None:
         model, ways = self.model, self.tensor_parallel
         if ways < 1:
             raise ValueError(f"tensor_parallel is {ways}; it must be 1 or more")
@@ -77,21 +95,6 @@ class Shard:
             raise ValueError(
                 f"tensor_parallel {ways} and the {model.kv_heads} kv_heads of {model.name}: neither divides the other"
             )
-
-    @property
-    def heads(self) -> int:
-        """Query heads on one device."""
-        return self.model.heads // self.tensor_parallel
-
-    @property
-    def kv_heads(self) -> int:
-        """KV heads on one device; at least one."""
-        return max(1, self.model.kv_heads // self.tensor_parallel)
-
-    @property
-    def kv_bytes_per_token_layer(self) -> int:
-        """Bytes of K and V of one token in one layer on one device."""
-        return 2 * self.kv_heads * self.model.head_dim * DTYPE_BYTES[self.model.kv_dtype]
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -140,16 +143,16 @@ class Shard:
         all keys up to its last row. Sequences run one after another.
         """
         heads, head_dim = self.heads, self.model.head_dim
-        rows = min(ATTENTION_ROWS, max(16, 1 << (new - 1).bit_length()))
+        rows = ATTENTION_ROWS if new > ATTENTION_ROWS else max(16, 1 << (new - 1).bit_length())
         row_blocks = -(-new // rows)
-        keys_per_block = cached + rows * (row_blocks + 1) / 2
         return Kernel(
             "attention_prefill",
             "attention",
-            flops=4.0 * heads * head_dim * (new * cached + new * (new + 1) / 2),
-            dram_bytes=2.0 * new * heads * head_dim * ACTIVATION_BYTES + (new + cached) * self.kv_bytes_per_token_layer,
-            blocks=heads * row_blocks,
-            block_flops=4.0 * rows * head_dim * keys_per_block,
+            4.0 * heads * head_dim * new * (cached + (new + 1) / 2),
+            2.0 * ACTIVATION_BYTES * heads * head_dim * new + self.kv_bytes_per_token_layer * (new + cached),
+            "bf16",
+            heads * row_blocks,
+            4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2),
         )
 
     def attention_decode(self, requests: int, context_tokens: int) -> Kernel:
@@ -164,12 +167,6 @@ class Shard:
             flops=context_tokens * rates.flops_per_token,
             dram_bytes=context_tokens * rates.bytes_per_token + requests * rates.bytes_per_request,
         )
-
-    @property
-    def decode_attention(self) -> DecodeAttention:
-        """The coefficients of ``attention_decode``."""
-        width = self.heads * self.model.head_dim
-        return DecodeAttention(4.0 * width, self.kv_bytes_per_token_layer, 2.0 * width * ACTIVATION_BYTES)
 
     def embedding_kernels(self, tokens: int) -> list[Kernel]:
         """Table look-up of ``tokens`` tokens, once a pass; under tensor parallelism the parts are summed."""

@@ -61,6 +61,7 @@ class StepTable:
     """Launch times of one shard. Holds no settings of its own; tables grow as shapes are met."""
 
     __slots__ = (
+        "_bandwidth",
         "_chunk_costs",
         "_chunks",
         "_decode",
@@ -70,14 +71,16 @@ class StepTable:
         "_layer_kernels",
         "_layers",
         "_model_layers",
-        "_peaks",
         "_shard",
+        "_sm_flops",
     )
 
     def __init__(self, shard: Shard, peaks: Peaks) -> None:
         shares = range(shard.device.sms + 1)
+        device = shard.device
         self._shard = shard
-        self._peaks = peaks
+        self._sm_flops = {key: flops / device.sms for key, flops in peaks.flops.items()}
+        self._bandwidth = [peaks.dram_bytes_per_s * min(1.0, sms / device.bandwidth_knee_sms) for sms in shares]
         self._model_layers = shard.model.layers
         self._layers: list[dict[int, tuple[_Times, _Times]]] = [{} for _ in shares]
         self._heads: list[dict[int, _Times]] = [{} for _ in shares]
@@ -90,21 +93,22 @@ class StepTable:
 
     def kernel_time(self, kernel: Kernel, sms: int) -> KernelTime:
         """T = max(q f_b / C_p, m / D_p), with waves in C_p and the bandwidth knee in D_p; links ignore SMs."""
-        device = self._shard.device
-        if kernel.kind == "link":
-            seconds = device.link_latency_s + kernel.link_bytes / device.link_bytes_per_s
-            return KernelTime(kernel, kernel.runs * seconds, "link")
-        moved = kernel.dram_bytes / self._dram_bytes_per_s(sms)
-        if kernel.kind == "memory":
-            return KernelTime(kernel, kernel.runs * moved, "dram")
-        flops_of_one_sm = self._peaks.flops[kernel.kind, kernel.dtype] / device.sms
-        if kernel.blocks is None:
-            computed = kernel.flops / (flops_of_one_sm * sms)
+        _, kind, flops, dram_bytes, dtype, blocks, block_flops, link_bytes, runs = kernel
+        if kind == "link":
+            device = self._shard.device
+            seconds = device.link_latency_s + link_bytes / device.link_bytes_per_s
+            return KernelTime(kernel, runs * seconds, "link")
+        moved = dram_bytes / self._bandwidth[sms]
+        if kind == "memory":
+            return KernelTime(kernel, runs * moved, "dram")
+        flops_of_one_sm = self._sm_flops[kind, dtype]
+        if blocks is None:
+            computed = flops / (flops_of_one_sm * sms)
         else:
-            computed = waves(kernel.blocks, sms) * kernel.block_flops / flops_of_one_sm
+            computed = waves(blocks, sms) * block_flops / flops_of_one_sm
         if computed > moved:
-            return KernelTime(kernel, kernel.runs * computed, "compute")
-        return KernelTime(kernel, kernel.runs * moved, "dram")
+            return KernelTime(kernel, runs * computed, "compute")
+        return KernelTime(kernel, runs * moved, "dram")
 
     def launch(self, work: Work, sms: int) -> tuple[float, float]:
         """(seconds, those of them bound by DRAM) of a launch alone on ``sms`` SMs, host overhead excluded.
@@ -172,14 +176,11 @@ class StepTable:
         last = self._head_costs.get(rows) or self._add_head_cost(rows)
         return flops + embedding[0] + last[0], moved + embedding[1] + last[1]
 
-    def _dram_bytes_per_s(self, sms: int) -> float:
-        return self._peaks.dram_bytes_per_s * min(1.0, sms / self._shard.device.bandwidth_knee_sms)
-
     def _decode_rates(self, sms: int) -> tuple[float, float, float]:
         """Seconds of decode attention in one layer: computing a token, moving a token, moving a sequence."""
         rates = self._shard.decode_attention
-        bandwidth = self._dram_bytes_per_s(sms)
-        computing = self._peaks.flops["attention", "bf16"] / self._shard.device.sms * sms
+        bandwidth = self._bandwidth[sms]
+        computing = self._sm_flops["attention", "bf16"] * sms
         return (
             rates.flops_per_token / computing,
             rates.bytes_per_token / bandwidth,
@@ -209,14 +210,15 @@ class StepTable:
         return _put(self._heads[sms], rows, _sum([self.kernel_time(kernel, sms) for kernel in kernels]))
 
     def _add_chunk(self, chunk: tuple[int, int], sms: int, work: Work) -> _Times:
-        kernel = self._chunk_kernel(chunk, work)
-        return _put(self._chunks[sms], chunk, _sum([self.kernel_time(kernel, sms)]))
-
-    def _chunk_kernel(self, chunk: tuple[int, int], work: Work) -> Kernel:
         new, cached = chunk
         if new < 1 or cached < 0:
             raise _bad(work)
-        return self._shard.attention_prefill(new, cached)
+        _, seconds, bound = self.kernel_time(self._shard.attention_prefill(new, cached), sms)
+        table = self._chunks[sms]
+        if len(table) >= TABLE_ENTRIES:
+            table.clear()
+        times = table[chunk] = _Times(seconds, seconds if bound == "dram" else 0.0)
+        return times
 
     def _add_layer_cost(self, tokens: int, work: Work) -> tuple[_Cost, _Cost]:
         layer, embedding = self._kernels(tokens, work)
@@ -226,7 +228,10 @@ class StepTable:
         return _put(self._head_costs, rows, _cost(self._shard.head_kernels(rows)))
 
     def _add_chunk_cost(self, chunk: tuple[int, int], work: Work) -> _Cost:
-        return _put(self._chunk_costs, chunk, _cost([self._chunk_kernel(chunk, work)]))
+        new, cached = chunk
+        if new < 1 or cached < 0:
+            raise _bad(work)
+        return _put(self._chunk_costs, chunk, _cost([self._shard.attention_prefill(new, cached)]))
 
 
 def _put(table: dict[K, V], key: K, value: V) -> V:
