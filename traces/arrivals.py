@@ -1,14 +1,16 @@
 """When requests arrive: processes that give a trace new arrival times, and the sources that a loop consumes.
 
 Conventions. The first request arrives at 0 and the mean rate of n requests is (n - 1) / span, span being
-the time from the first arrival to the last. Gaps are drawn at rate 1 and divided by the rate: the same
-seed at twice the rate is the same arrivals at half the times, so a sweep over rates changes nothing else.
+the time from the first arrival to the last. Gaps are drawn at rate 1 and divided by the rate: with one
+seed, twice the rate is the same Poisson or gamma arrivals at half the times, so a sweep over rates changes
+nothing else.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -17,11 +19,13 @@ from traces.chance import generator
 from traces.errors import TraceError
 from traces.request import FloatColumn, Request, Trace
 
+_RATE = "requests per second, above 0"
+
 
 def positive(name: str, value: float, remedy: str) -> float:
     """``value``, or TraceError if it is not a finite number above 0."""
     if not (math.isfinite(value) and value > 0):
-        raise TraceError(f"{name} is {value}; give {remedy}")
+        raise TraceError(f"{name} is {value:g}; give {remedy}")
     return value
 
 
@@ -36,30 +40,130 @@ def recorded(trace: Trace) -> FloatColumn:
 
 def rescaled(trace: Trace, rate: float) -> Trace:
     """Recorded arrivals, stretched or compressed to a mean ``rate`` in requests/s; the first is at 0."""
-    positive("rate", rate, "requests per second, above 0")
+    positive("rate", rate, _RATE)
     arrivals = recorded(trace)
     span = float(arrivals[-1] - arrivals[0])
     if span == 0:
         raise TraceError(f"{trace.name}: all requests arrive at once, so no rate can be set; use poisson:{rate:g}")
-    factor = (len(trace) - 1) / span / rate
-    return _arriving(
-        trace, (arrivals - arrivals[0]) * factor, f"arrivals rescaled by {factor:.6g} to {rate:g} requests/s"
-    )
+    factor = _gaps(trace) / span / rate
+    note = f"arrivals stretched by {factor:.6g} to {rate:g} requests/s"
+    return _placed(trace, (arrivals - arrivals[0]) * factor, note)
 
 
 def poisson(trace: Trace, rate: float, seed: int = 0) -> Trace:
     """Independent exponential gaps with mean 1 / ``rate`` seconds."""
-    positive("rate", rate, "requests per second, above 0")
-    gaps = generator(seed, "arrivals").standard_exponential(max(len(trace) - 1, 0))
-    return _arriving(trace, _after(gaps / rate), f"arrivals: Poisson, {rate:g} requests/s, seed {seed}")
+    positive("rate", rate, _RATE)
+    gaps = generator(seed, "arrivals").standard_exponential(_gaps(trace))
+    return _arriving(trace, gaps / rate, f"arrivals: Poisson, {rate:g} requests/s, seed {seed}")
 
 
-def _after(gaps: FloatColumn) -> FloatColumn:
-    return np.concatenate(([0.0], np.cumsum(gaps)))
+def gamma(trace: Trace, rate: float, cv: float, seed: int = 0) -> Trace:
+    """Independent gamma gaps with mean 1 / ``rate`` and coefficient of variation ``cv`` (1 is Poisson)."""
+    positive("rate", rate, _RATE)
+    positive("cv", cv, "a coefficient of variation above 0, such as 3 for bursts")
+    shape = 1 / cv**2
+    gaps = generator(seed, "arrivals").standard_gamma(shape, _gaps(trace)) / shape
+    return _arriving(trace, gaps / rate, f"arrivals: gamma, {rate:g} requests/s, CV {cv:g}, seed {seed}")
 
 
-def _arriving(trace: Trace, arrivals: FloatColumn, note: str) -> Trace:
-    return replace(trace, arrival_s=arrivals[: len(trace)], provenance=trace.provenance.noting(note))
+def constant(trace: Trace, rate: float) -> Trace:
+    """One request every 1 / ``rate`` seconds."""
+    positive("rate", rate, _RATE)
+    return _arriving(
+        trace, np.full(len(trace) - 1, 1 / rate), f"arrivals: one every {1 / rate:g} s ({rate:g} requests/s)"
+    )
+
+
+def on_off(trace: Trace, rate: float, on_s: float, off_s: float, seed: int = 0, *, periods: str = "constant") -> Trace:
+    """Poisson arrivals for ``on_s`` seconds, none for ``off_s``, and so on; ``rate`` is the mean over both.
+
+    While on, the rate is ``rate`` * (on_s + off_s) / on_s. ``periods`` is "constant" or "exponential": the
+    lengths of the periods, or their means.
+    """
+    positive("rate", rate, _RATE)
+    positive("on", on_s, "the length of a busy period in seconds, above 0")
+    positive("off", off_s, "the length of a silence in seconds, above 0 (poisson has none)")
+    if periods not in ("constant", "exponential"):
+        raise TraceError(f"periods is {periods!r}; known: constant, exponential")
+    gaps = generator(seed, "arrivals").standard_exponential(_gaps(trace))
+    busy = np.concatenate(([0.0], np.cumsum(gaps * on_s / (rate * (on_s + off_s)))))
+    # Time spent busy becomes time on the clock by adding the silences gone through until then.
+    if periods == "constant":
+        arrivals = busy + np.floor(busy / on_s) * off_s
+    else:
+        ends, silences = _random_periods(float(busy[-1]), on_s, off_s, seed)
+        arrivals = busy + silences[np.searchsorted(ends, busy, side="right")]
+    note = f"arrivals: on {on_s:g} s, off {off_s:g} s ({periods} periods), {rate:g} requests/s, seed {seed}"
+    return _placed(trace, arrivals, note)
+
+
+def _random_periods(busy_s: float, on_s: float, off_s: float, seed: int) -> tuple[FloatColumn, FloatColumn]:
+    """Ends of exponential busy periods in busy time (k,), past ``busy_s``, and the silences before each (k + 1,)."""
+    rng = generator(seed, "on-off periods")
+    lengths: list[FloatColumn] = []
+    covered = 0.0
+    while covered <= busy_s:
+        # One chunk size whatever the span, so that a longer trace begins with the same periods.
+        lengths.append(rng.standard_exponential((256, 2)) * (on_s, off_s))
+        covered += float(lengths[-1][:, 0].sum())
+    both = np.concatenate(lengths)
+    return np.cumsum(both[:, 0]), np.concatenate(([0.0], np.cumsum(both[:, 1])))
+
+
+def spread_bins(trace: Trace, bin_s: float | None = None, seed: int = 0) -> Trace:
+    """Binned arrivals spread uniformly over their bins of ``bin_s`` seconds, order kept, the first at 0.
+
+    Without ``bin_s`` the bin is the smallest step between two stamps. A stamp is taken as its bin's start.
+    """
+    arrivals = recorded(trace)
+    steps = np.diff(np.unique(arrivals))
+    if bin_s is None and len(steps) == 0:
+        raise TraceError(f"{trace.name}: all requests share one stamp; give the bin's length in seconds")
+    width_s = positive("bin", float(steps.min()) if bin_s is None else bin_s, "a bin's length in seconds")
+    offsets = generator(seed, "bins").random(len(trace)) * width_s
+    spread = np.sort(arrivals + offsets)
+    note = f"arrivals spread over bins of {width_s:g} s, seed {seed}"
+    return _placed(trace, spread - spread[0], note)
+
+
+def between(trace: Trace, start_s: float, end_s: float | None = None) -> Trace:
+    """The requests that arrive in [start_s, end_s), their times counted from ``start_s``."""
+    arrivals = recorded(trace)
+    until_s = math.inf if end_s is None else end_s
+    if not 0 <= start_s < until_s:
+        raise TraceError(f"slice from {start_s:g} s to {until_s:g} s is empty; give a start before its end")
+    chosen = trace.select((arrivals >= start_s) & (arrivals < until_s))
+    if not len(chosen):
+        last = float(arrivals[-1])
+        raise TraceError(
+            f"{trace.name}: nothing arrives between {start_s:g} s and {until_s:g} s; the last request is at {last:g} s"
+        )
+    return _placed(chosen, recorded(chosen) - start_s, f"slice from {start_s:g} s to {until_s:g} s")
+
+
+def first(trace: Trace, requests: int) -> Trace:
+    """The first ``requests`` requests; TraceError if that is below 1."""
+    if requests < 1:
+        raise TraceError(f"a trace of {requests} requests was asked for; ask for 1 or more")
+    if requests >= len(trace):
+        return trace
+    chosen = trace[:requests]
+    note = f"first {requests} of {len(trace)} requests"
+    return replace(chosen, provenance=trace.provenance.noting(note))
+
+
+def _gaps(trace: Trace) -> int:
+    if len(trace) == 0:
+        raise TraceError(f"{trace.name}: a trace without requests; give one with at least one")
+    return len(trace) - 1
+
+
+def _arriving(trace: Trace, gaps: FloatColumn, note: str) -> Trace:
+    return _placed(trace, np.concatenate(([0.0], np.cumsum(gaps))), note)
+
+
+def _placed(trace: Trace, arrivals: FloatColumn, note: str) -> Trace:
+    return replace(trace, arrival_s=arrivals, provenance=trace.provenance.noting(note))
 
 
 class ArrivalSource(Protocol):
@@ -78,15 +182,14 @@ class ArrivalSource(Protocol):
 class OpenArrivals:
     """The arrivals of a trace, whatever becomes of the requests."""
 
-    __slots__ = ("_arrivals", "_next", "_rest")
+    __slots__ = ("_arrivals", "_next", "_requests")
 
     def __init__(self, trace: Trace) -> None:
         arrivals = recorded(trace)
         if not np.all(np.isfinite(arrivals)) or np.any(np.diff(arrivals) < 0) or np.any(arrivals < 0):
             raise TraceError(f"{trace.name}: arrivals must be finite, 0 or later and in order; sort the trace first")
-        # Lists once, not array scalars a million times.
         self._arrivals: list[float] = arrivals.tolist()
-        self._rest = _Columns(trace)
+        self._requests = _Requests(trace)
         self._next = 0
 
     def peek_s(self) -> float | None:
@@ -96,28 +199,77 @@ class OpenArrivals:
         index = self._next
         arrival_s = self._arrivals[index]
         self._next = index + 1
-        return self._rest.request(index, arrival_s)
+        return self._requests.make(index, arrival_s)
 
     def finished(self, index: int, now_s: float) -> None:
         """Nothing: users of an open system do not wait for each other."""
 
 
-class _Columns:
-    """A trace's columns as lists, from which single requests are made cheaply."""
+class ClosedLoop:
+    """``users`` users, each of whom thinks, sends the next request of the trace, waits for it to leave, and so on.
 
-    __slots__ = ("blocks", "ids", "outputs", "prompts", "sessions")
+    Thinking takes ``think_s`` seconds, exactly ("constant") or as the mean of an exponential; everyone
+    begins by thinking. The time thought after request i is drawn with i and not when it leaves, so that
+    two policies meet the same thoughts. Users who are ready at one instant send in the order in which
+    they became known. Recorded arrivals are not used.
+    """
+
+    __slots__ = ("_next", "_ready", "_requests", "_sent", "_thinks", "_total", "_waiting")
+
+    def __init__(self, trace: Trace, users: int, think_s: float, seed: int = 0, *, think: str = "exponential") -> None:
+        if users < 1:
+            raise TraceError(f"users is {users}; give a closed loop 1 user or more")
+        if not (math.isfinite(think_s) and think_s >= 0):
+            raise TraceError(f"think is {think_s:g}; give a think time in seconds, 0 or more")
+        if think not in ("exponential", "constant"):
+            raise TraceError(f"think is {think!r}; known: exponential, constant")
+        rng = generator(seed, "think times")
+        count = users + len(trace)
+        draws = rng.standard_exponential(count) if think == "exponential" else np.ones(count)
+        thinks: list[float] = (draws * think_s).tolist()
+        self._thinks = thinks[users:]
+        # (time ready, order of becoming known): one entry for each user who is thinking.
+        self._ready = [(ready_s, order) for order, ready_s in enumerate(thinks[:users])]
+        heapify(self._ready)
+        self._requests, self._total = _Requests(trace), len(trace)
+        self._next, self._sent = 0, users
+        self._waiting: set[int] = set()
+
+    def peek_s(self) -> float | None:
+        return self._ready[0][0] if self._ready and self._next < self._total else None
+
+    def pop(self) -> Request:
+        index = self._next
+        if index >= self._total:
+            raise IndexError("no request is left")
+        ready_s, _ = heappop(self._ready)
+        self._next = index + 1
+        self._waiting.add(index)
+        return self._requests.make(index, ready_s)
+
+    def finished(self, index: int, now_s: float) -> None:
+        """The user of that request begins to think; KeyError if the request is not under way."""
+        self._waiting.remove(index)
+        heappush(self._ready, (now_s + self._thinks[index], self._sent))
+        self._sent += 1
+
+
+class _Requests:
+    """A trace's columns as lists: a million single requests are then made cheaply."""
+
+    __slots__ = ("_blocks", "_ids", "_outputs", "_prompts", "_sessions")
 
     def __init__(self, trace: Trace) -> None:
-        self.prompts: list[int] = trace.prompt_tokens.tolist()
-        self.outputs: list[int] = trace.output_tokens.tolist()
-        self.ids, self.sessions, self.blocks = trace.request_ids, trace.session_ids, trace.block_hashes
+        self._prompts: list[int] = trace.prompt_tokens.tolist()
+        self._outputs: list[int] = trace.output_tokens.tolist()
+        self._ids, self._sessions, self._blocks = trace.request_ids, trace.session_ids, trace.block_hashes
 
-    def request(self, index: int, arrival_s: float) -> Request:
+    def make(self, index: int, arrival_s: float) -> Request:
         return Request(
-            request_id=str(index) if self.ids is None else self.ids[index],
+            request_id=str(index) if self._ids is None else self._ids[index],
             arrival_s=arrival_s,
-            prompt_tokens=self.prompts[index],
-            output_tokens=self.outputs[index],
-            session_id=None if self.sessions is None else self.sessions[index],
-            block_hashes=() if self.blocks is None else self.blocks[index],
+            prompt_tokens=self._prompts[index],
+            output_tokens=self._outputs[index],
+            session_id=None if self._sessions is None else self._sessions[index],
+            block_hashes=() if self._blocks is None else self._blocks[index],
         )

@@ -9,17 +9,20 @@ Rules, each noted in the trace's provenance when it did something:
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
 
 from traces.errors import TraceError
-from traces.formats import FORMATS
+from traces.formats import FORMATS, servegen
 from traces.formats.rows import ReadOptions, Rows
+from traces.jsonl import read_lines
 from traces.request import FloatColumn, Provenance, Trace
 from traces.table import header_of
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+_BLANK = b" \t\r\n\xef\xbb\xbf"
 
 
 def load(path: str | Path, format: str | None = None, *, options: ReadOptions | None = None) -> Trace:
@@ -33,26 +36,55 @@ def load(path: str | Path, format: str | None = None, *, options: ReadOptions | 
     if format is not None and format not in FORMATS:
         raise TraceError(f"unknown trace format {format!r}; formats: {', '.join(FORMATS)}")
     name = format or detect(path)
+    if path.is_dir() and name != "servegen":
+        raise TraceError(f"{path.name}: a folder, which format {name!r} cannot read; give a file")
+    if format is not None and not path.is_dir():
+        _readable(path, name)
     rows = FORMATS[name].read(path, options or ReadOptions())
     return assemble(rows, Provenance(source=path.name, format=name, sha256=_sha256(path)), path.stem)
 
 
 def detect(path: Path) -> str:
-    """The format's name, from content alone."""
+    """The format's name, from content alone; TraceError if it is none that is known."""
+    if path.is_dir():
+        if servegen.is_folder(path):
+            return "servegen"
+        raise TraceError(f"{path.name}: a folder without chunk-*-trace.csv; give a file or a ServeGen folder")
+    start = _readable(path, None)
+    if start.startswith(_PARQUET):
+        return "parquet"
+    if re.match(rb"\s*\[\s*\{", start.lstrip(_BLANK)):
+        return "sharegpt"
+    if start.lstrip(_BLANK).startswith(b"{"):
+        have = set(read_lines(path, most=1)[0].values)
+        found = next((key for key, kind in FORMATS.items() if kind.keys and {*kind.keys} <= have), None)
+        shape = "JSON keys"
+    else:
+        have = set(header_of(path))
+        found = next((key for key, kind in FORMATS.items() if kind.columns and {*kind.columns} <= have), None)
+        shape = "columns"
+    if found is None:
+        raise TraceError(
+            f"{path.name}: line 1: no known format has the {shape} {', '.join(sorted(have))[:200]}; our own has "
+            "request_id, arrival_s, prompt_tokens, output_tokens"
+        )
+    return found
+
+
+def _readable(path: Path, format: str | None) -> bytes:
+    """The file's first bytes; TraceError for what no reader, or not the one named, can take."""
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(_GZIP):
         raise TraceError(f"{path.name}: compressed; run gunzip on it first")
-    if b"\0" in start:
+    is_parquet = start.startswith(_PARQUET)
+    if (format == "parquet") != is_parquet and format is not None:
+        raise TraceError(f"{path.name}: {'a' if is_parquet else 'no'} Parquet file; format {format!r} was named")
+    if b"\0" in start and not is_parquet:
         raise TraceError(f"{path.name}: a binary file and no Parquet; give a CSV, JSONL or Parquet trace")
-    names = header_of(path)
-    found = next((key for key, kind in FORMATS.items() if kind.columns and {*kind.columns} <= {*names}), None)
-    if found is None:
-        raise TraceError(
-            f"{path.name}: line 1: no known format has the columns {', '.join(names)[:200]}; "
-            "our own has request_id, arrival_s, prompt_tokens, output_tokens"
-        )
-    return found
+    if not start.strip(_BLANK):
+        raise TraceError(f"{path.name}: the file is empty; give a trace with a header and rows")
+    return start
 
 
 def assemble(rows: Rows, provenance: Provenance, name: str) -> Trace:
@@ -73,6 +105,7 @@ def assemble(rows: Rows, provenance: Provenance, name: str) -> Trace:
             provenance = provenance.noting(f"sorted by arrival: {moved} rows were out of order")
         kept = order
         arrivals, provenance = _based(arrivals[kept], rows.rebased, provenance)
+        provenance = _binned(arrivals, provenance)
     whole = len(kept) == count and bool(np.all(kept == np.arange(count)))
     chosen = range(count) if whole else kept.tolist()
     return Trace(
@@ -96,6 +129,21 @@ def _based(arrivals: FloatColumn, rebased: bool, provenance: Provenance) -> tupl
     return arrivals, provenance
 
 
+def _binned(arrivals: FloatColumn, provenance: Provenance) -> Provenance:
+    """Note arrivals of which more than half share their stamp with another."""
+    stamps, counts = np.unique(arrivals, return_counts=True)
+    shared = int(counts[counts > 1].sum())
+    if 2 * shared > len(arrivals) > 1:
+        provenance = provenance.noting(
+            f"binned: {len(arrivals)} arrivals have {len(stamps)} distinct stamps; spread_bins spreads them"
+        )
+    return provenance
+
+
 def _sha256(path: Path) -> str:
+    """The file's hash; of a folder, the hash of its files' names and hashes."""
+    if path.is_dir():
+        listing = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(path.glob("chunk-*")))
+        return hashlib.sha256(listing.encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

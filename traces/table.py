@@ -42,12 +42,15 @@ def header_of(path: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """The columns of one CSV file as text; each accessor converts one and raises TraceError with its line."""
+    """The columns of one file as text; each accessor converts one and raises TraceError with its place.
+
+    A row is spoken of by its line in the file, or by its number where the file has no lines.
+    """
 
     path: Path
-    names: tuple[str, ...]
     rows: int
     columns: dict[str, Any]  # name -> pyarrow string column (rows,)
+    in_lines: bool = True
 
     def has(self, name: str) -> bool:
         return name in self.columns
@@ -61,7 +64,7 @@ class Table:
         import pyarrow as pa  # type: ignore[import-untyped]
 
         try:
-            counts = _numbers(self.columns[name].cast(pa.int64()), np.int64)
+            counts: IntColumn = _numbers(self.columns[name].cast(pa.int64()), np.int64)
         except pa.ArrowInvalid:
             numbers = self._floats(name, "whole numbers of 0 or more", _is_count)
             if not bool(np.all((numbers >= 0) & (numbers <= MAX_TOKENS) & (numbers == np.floor(numbers)))):
@@ -80,13 +83,14 @@ class Table:
         return numbers
 
     def _floats(self, name: str, wanted: str, good: Callable[[str], bool]) -> FloatColumn:
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
         try:
-            return _numbers(pc.utf8_trim_whitespace(self.columns[name]).cast(pa.float64()), np.float64)
+            numbers: FloatColumn = _numbers(pc.utf8_trim_whitespace(self.columns[name]).cast(pa.float64()), np.float64)
         except pa.ArrowInvalid:
             raise self._refuse(name, wanted, good) from None
+        return numbers
 
     def _refuse(self, name: str, wanted: str, good: Callable[[str], bool]) -> TraceError:
         return self.refusal(name, next(i for i, text in enumerate(self.texts(name)) if not good(text)), wanted)
@@ -94,10 +98,12 @@ class Table:
     def refusal(self, name: str, row: int, wanted: str) -> TraceError:
         """The error for one value: file, line, column, value, what is wanted and what to do."""
         value = self.columns[name][row].as_py()
-        line = _line_of(self.path, row)
         return TraceError(
-            f"{self.path.name}: line {line}: {name} is {value!r}; wanted: {wanted}; correct or remove the row"
+            f"{self.path.name}: {self.place(row)}: {name} is {value!r}; wanted: {wanted}; correct or remove the row"
         )
+
+    def place(self, row: int) -> str:
+        return f"line {_line_of(self.path, row)}" if self.in_lines else f"row {row}"
 
 
 def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
@@ -113,11 +119,11 @@ def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
     if table.num_rows == 0:
         raise TraceError(f"{path.name}: a header and no rows; give a trace with at least one request")
     columns = dict(zip(names, table.columns, strict=True))
-    return Table(path=path, names=tuple(names), rows=table.num_rows, columns=columns)
+    return Table(path=path, rows=table.num_rows, columns=columns)
 
 
 def _parse(path: Path, names: list[str]) -> Any:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     import pyarrow.csv as arrow_csv  # type: ignore[import-untyped]
 
     uneven: list[Any] = []
@@ -179,8 +185,8 @@ def epoch_ns(table: Table, name: str) -> tuple[IntColumn, bool]:
 
     Up to nine decimals, or none; "Z" and offsets are honoured; stamps without a zone are taken as UTC.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
     column = table.columns[name]
     naive, zoned = pa.timestamp("ns"), pa.timestamp("ns", "UTC")
@@ -203,7 +209,7 @@ def _texts(column: Any) -> Iterator[str]:
 
 
 def _is_stamp(text: str, kind: Any) -> bool:
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
 
     try:
         pa.scalar(text).cast(kind)

@@ -19,7 +19,7 @@ NEEDED = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 def read(path: Path, options: ReadOptions) -> Rows:
     table = read_table(path, NEEDED, "azure")
-    prompts = [name for name in table.names if name.endswith("Tokens") and name != "GeneratedTokens"]
+    prompts = [name for name in table.columns if name.endswith("Tokens") and name != "GeneratedTokens"]
     stamps, mixed = epoch_ns(table, "TIMESTAMP")
     notes = [f"prompt = {' + '.join(prompts)}"] if len(prompts) > 1 else []
     if mixed:

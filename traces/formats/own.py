@@ -1,29 +1,103 @@
 """Our own form, CSV or Parquet: request_id, arrival_s, prompt_tokens, output_tokens [, session_id, block_hashes].
 
 Seconds as float, from the trace's start. Without arrival_s it is a file of lengths. A CSV holds block
-hashes as whole numbers with spaces between.
+hashes as whole numbers with spaces between, and not the size of the blocks; Parquet keeps that size and the
+provenance in its metadata.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
+from traces.errors import TraceError
 from traces.formats.rows import ReadOptions, Rows
 from traces.table import Table, read_table
 
 NEEDED = ("prompt_tokens", "output_tokens")
+COLUMNS = ("request_id", "arrival_s", "prompt_tokens", "output_tokens", "session_id", "block_hashes")
+METADATA = b"bulletsim"
 
 
 def read_csv(path: Path, options: ReadOptions) -> Rows:
-    return rows_of(read_table(path, NEEDED, "csv"), options)
+    table = read_table(path, NEEDED, "csv")
+    blocks = None
+    if table.has("block_hashes"):
+        blocks = [_hashes(table, row, text) for row, text in enumerate(table.texts("block_hashes"))]
+    return _rows(table, blocks, options.block_tokens, ())
 
 
-def rows_of(table: Table, options: ReadOptions) -> Rows:
+def read_parquet(path: Path, options: ReadOptions) -> Rows:
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        stored = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise TraceError(f"{path.name}: not a whole Parquet file ({reason}); make it again") from None
+    missing = [name for name in NEEDED if name not in stored.column_names]
+    if missing:
+        raise TraceError(
+            f"{path.name}: no column {missing[0]!r}; the file has {', '.join(stored.column_names)[:200]}; "
+            f"wanted: {', '.join(COLUMNS)}"
+        )
+    if stored.num_rows == 0:
+        raise TraceError(f"{path.name}: no rows; give a trace with at least one request")
+    table = Table(path=path, rows=stored.num_rows, columns=_plain(path, stored), in_lines=False)
+    about = json.loads((stored.schema.metadata or {}).get(METADATA, b"{}"))
+    blocks = None
+    if "block_hashes" in stored.column_names:
+        blocks = [tuple(row or ()) for row in stored["block_hashes"].to_pylist()]
+    return _rows(table, blocks, about.get("block_tokens", options.block_tokens), tuple(about.get("notes", ())))
+
+
+def _plain(path: Path, stored: Any) -> dict[str, Any]:
+    """The scalar columns as text, which is what a Table checks; numbers keep every digit."""
+    import pyarrow as pa
+
+    plain = {}
+    for name in COLUMNS[:5]:
+        if name in stored.column_names:
+            try:
+                plain[name] = stored[name].cast(pa.string())
+            except pa.ArrowException:
+                kind = stored[name].type
+                raise TraceError(f"{path.name}: column {name} is of type {kind}; wanted: numbers") from None
+            if name != "session_id" and stored[name].null_count:
+                raise TraceError(f"{path.name}: column {name} has empty values; fill or remove those rows")
+    return plain
+
+
+def _rows(table: Table, blocks: list[tuple[int, ...]] | None, block_tokens: int, notes: tuple[str, ...]) -> Rows:
+    prompts = table.tokens("prompt_tokens")
+    if blocks is not None:
+        _check_blocks(table, blocks, block_tokens)
     return Rows(
-        prompt_tokens=table.tokens("prompt_tokens"),
+        prompt_tokens=prompts,
         output_tokens=table.tokens("output_tokens"),
         arrival_s=table.numbers("arrival_s") if table.has("arrival_s") else None,
         request_ids=table.texts("request_id") if table.has("request_id") else None,
         session_ids=[text or None for text in table.texts("session_id")] if table.has("session_id") else None,
+        block_hashes=blocks,
+        block_tokens=None if blocks is None else block_tokens,
         rebased=False,
+        notes=notes,
     )
+
+
+def _hashes(table: Table, row: int, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split())
+    except ValueError:
+        raise table.refusal("block_hashes", row, "whole numbers with spaces between") from None
+
+
+def _check_blocks(table: Table, blocks: list[tuple[int, ...]], block_tokens: int) -> None:
+    for row, (tokens, hashes) in enumerate(zip(table.tokens("prompt_tokens").tolist(), blocks, strict=True)):
+        if hashes and len(hashes) != -(-tokens // block_tokens):
+            raise TraceError(
+                f"{table.path.name}: {table.place(row)}: {len(hashes)} block hashes for {tokens} prompt tokens in "
+                f"blocks of {block_tokens}; give the size of the blocks (ReadOptions.block_tokens)"
+            )

@@ -1,0 +1,19 @@
+"""APEX length files: ContextTokens, GeneratedTokens, StartTimeOffset in whole nanoseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from traces.formats.rows import ReadOptions, Rows
+from traces.table import read_table
+
+NEEDED = ("ContextTokens", "GeneratedTokens", "StartTimeOffset")
+
+
+def read(path: Path, options: ReadOptions) -> Rows:
+    table = read_table(path, NEEDED, "apex")
+    return Rows(
+        prompt_tokens=table.tokens("ContextTokens"),
+        output_tokens=table.tokens("GeneratedTokens"),
+        arrival_s=table.numbers("StartTimeOffset") / 1e9,
+    )

@@ -1,0 +1,85 @@
+"""JSON-lines files: one object a line, each value checked with its line number."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traces.errors import TraceError
+from traces.table import MAX_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One object of the file, with what is needed to complain about it."""
+
+    file: str
+    number: int
+    values: dict[str, Any]
+
+    def tokens(self, key: str) -> int:
+        """A whole number in 0..MAX_TOKENS."""
+        value = self._value(key)
+        if type(value) not in (int, float) or not (0 <= value <= MAX_TOKENS and value == int(value)):
+            raise self.refusal(key, "a whole number of 0 or more")
+        return int(value)
+
+    def time(self, key: str) -> float:
+        """A finite number of 0 or more, in whatever unit the file has."""
+        value = self._value(key)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise self.refusal(key, "a finite number of 0 or more")
+        return float(value)
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        value = self._value(key)
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self.refusal(key, "a list of whole numbers")
+        return tuple(value)
+
+    def _value(self, key: str) -> Any:
+        if key not in self.values:
+            raise TraceError(
+                f"{self.file}: line {self.number}: no {key!r}; the line has {', '.join(self.values)[:200]}; "
+                "name the right format or leave it to be detected"
+            )
+        return self.values[key]
+
+    def refusal(self, key: str, wanted: str) -> TraceError:
+        shown = json.dumps(self.values[key])[:80]
+        return TraceError(
+            f"{self.file}: line {self.number}: {key} is {shown}; wanted: {wanted}; correct or remove the line"
+        )
+
+
+def read_lines(path: Path, most: int | None = None) -> list[Line]:
+    """All objects of a file, or the first ``most``, blank lines skipped.
+
+    Raises TraceError for an empty file or a line that is no object.
+    """
+    lines: list[Line] = []
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, text in enumerate(file, start=1):
+                if len(lines) == most:
+                    break
+                if text.strip():
+                    lines.append(Line(file=path.name, number=number, values=_object(path.name, number, text)))
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path.name}: not a text file in UTF-8 ({error}); give a JSONL trace") from None
+    if not lines:
+        raise TraceError(f"{path.name}: the file is empty; give one JSON object a line")
+    return lines
+
+
+def _object(file: str, number: int, text: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{file}: line {number}: not JSON ({error}); correct or remove the line") from None
+    if not isinstance(values, dict):
+        raise TraceError(f"{file}: line {number}: {text.strip()[:80]} is no JSON object; one a line is wanted")
+    return values
