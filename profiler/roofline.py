@@ -32,9 +32,9 @@ class Efficiencies:
     gemm, attention: of the tensor cores' peak. bandwidth: of the DRAM's peak.
     """
 
-    gemm: float = 0.82
-    attention: float = 0.58
-    bandwidth: float = 0.85
+    gemm: float = 0.86
+    attention: float = 0.62
+    bandwidth: float = 0.80
 
     def __post_init__(self) -> None:
         for part in fields(self):
@@ -57,7 +57,7 @@ class RooflineModel:
     device: DeviceSpec
     tensor_parallel: int = 1
     efficiencies: Efficiencies = Efficiencies()
-    pass_overhead_s: float = 0.5e-3
+    pass_overhead_s: float = 0.25e-3
     launch_overhead_s: float = 0.05e-3
     reserve_tokens: int = 8192
     _shard: Shard = field(init=False, repr=False, compare=False)
