@@ -1,23 +1,60 @@
 """Requests: public trace formats in, synthetic workloads, arrival processes."""
 
-from traces.arrivals import ArrivalSource, OpenArrivals, poisson, rescaled
+from traces.arrival_spec import ArrivalSpec, parse_arrivals
+from traces.arrivals import (
+    ArrivalSource,
+    ClosedLoop,
+    OpenArrivals,
+    between,
+    constant,
+    first,
+    gamma,
+    on_off,
+    poisson,
+    rescaled,
+    spread_bins,
+)
+from traces.catalogue import CATALOGUE, PublicTrace, fetch
 from traces.errors import TraceError
+from traces.formats import FORMATS
 from traces.formats.rows import ReadOptions
-from traces.loading import load
+from traces.loading import detect, load
+from traces.opening import open_trace
 from traces.request import Provenance, Request, Trace
+from traces.saving import save
+from traces.statistics import Statistics, rank_correlation, summarise
 from traces.workloads import workload, workloads
 
 __all__ = [
+    "CATALOGUE",
+    "FORMATS",
     "ArrivalSource",
+    "ArrivalSpec",
+    "ClosedLoop",
     "OpenArrivals",
     "Provenance",
+    "PublicTrace",
     "ReadOptions",
     "Request",
+    "Statistics",
     "Trace",
     "TraceError",
+    "between",
+    "constant",
+    "detect",
+    "fetch",
+    "first",
+    "gamma",
     "load",
+    "on_off",
+    "open_trace",
+    "parse_arrivals",
     "poisson",
+    "rank_correlation",
     "rescaled",
+    "save",
+    "spread_bins",
+    "summarise",
     "workload",
     "workloads",
 ]

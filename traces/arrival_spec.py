@@ -19,11 +19,12 @@ FORMS = (
     "onoff:RATE,on=SECONDS,off=SECONDS[,periods=exponential]",
     "constant:RATE",
     "spread[:BIN_SECONDS]",
-    "closed:USERS,think=SECONDS[,thinking=constant]",
+    "closed:USERS[,think=SECONDS][,thinking=constant]",
 )
 """What :func:`parse_arrivals` takes; RATE in requests/s."""
 
-_NEEDED = {"recorded": (), "spread": (), "gamma": ("cv",), "onoff": ("on", "off"), "closed": ("think",)}
+_NEEDED = {"gamma": ("cv",), "onoff": ("on", "off")}
+_OPTIONAL = {"closed": ("think",)}
 _WORDS = {"onoff": "periods", "closed": "thinking"}
 _WITHOUT_VALUE = ("recorded", "spread")
 
@@ -65,7 +66,9 @@ class ArrivalSpec:
         users = self._required()
         if users != int(users):
             raise TraceError(f"users is {users:g}; give a whole number")
-        return ClosedLoop(trace, int(users), self._number("think"), seed, think=self.word or "exponential")
+        return ClosedLoop(
+            trace, int(users), dict(self.numbers).get("think", 0.0), seed, think=self.word or "exponential"
+        )
 
     def _required(self) -> float:
         assert self.value is not None
@@ -135,7 +138,7 @@ def _settings(text: str, kind: str, fields: list[str]) -> tuple[dict[str, float]
             word = setting
             if word not in ("constant", "exponential"):
                 raise _wrong(text, f"{name} is {word!r}; known: constant, exponential")
-        elif name in _NEEDED.get(kind, ()):
+        elif name in _NEEDED.get(kind, ()) or name in _OPTIONAL.get(kind, ()):
             numbers[name] = _number(text, setting)
         else:
             raise _wrong(text, f"{kind} has no setting {field!r}")
