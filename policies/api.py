@@ -133,7 +133,7 @@ class LaneView(Protocol):
 
     @property
     def batch(self) -> tuple[Chunk, ...]:
-        """Chunks part of whose layers have run, empty between batches."""
+        """Chunks being prefilled, from the launch of their first layers to the end of the last; else empty."""
         ...
 
     @property
@@ -265,6 +265,11 @@ class Policy(Protocol):
 
     @property
     def router(self) -> Router: ...
+
+    @property
+    def fewest_instances(self) -> int:
+        """The smallest cluster that these settings can run on."""
+        ...
 
     def roles(self, instances: int) -> tuple[Role, ...]:
         """The role of each instance. Raises ValueError where the policy cannot use that many."""

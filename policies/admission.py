@@ -1,0 +1,90 @@
+"""What continuous batching has in common: who gives way when KV runs out, and how prompts fill a token budget."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from policies.api import Chunk, RequestProgress, View
+
+
+def blocks_for(tokens: int, block_tokens: int) -> int:
+    """KV blocks that hold this many tokens of one request."""
+    return -(-tokens // block_tokens)
+
+
+class Relief(NamedTuple):
+    """Room made for a decode step.
+
+    victims: whom to pre-empt for it.
+    decodes: requests left to decode.
+    free_blocks: blocks free once the victims have gone and those decodes have what they need.
+    """
+
+    victims: tuple[RequestProgress, ...]
+    decodes: int
+    free_blocks: int
+
+
+def relieve(view: View) -> Relief:
+    """Whom to pre-empt so that every decoding request left can take a step: the latest arrivals first, as in vLLM.
+
+    Partly prefilled requests give way too, unless a lane is working on them. In the worst case nobody is left to
+    decode, which frees the blocks for a prefill in progress.
+    """
+    demand, free, decodes = view.decode_block_demand, view.free_blocks, len(view.decoding)
+    if demand <= free:
+        return Relief((), decodes, free - demand)
+    size = view.block_tokens
+    busy = {chunk.request.index for lane in view.lanes.values() for chunk in lane.batch}
+    residents = [*view.decoding.values(), *(r for i, r in view.prefilling.items() if i not in busy)]
+    victims: list[RequestProgress] = []
+    for request in sorted(residents, key=lambda r: r.index, reverse=True):
+        if demand <= free or not decodes:
+            break
+        victims.append(request)
+        free += blocks_for(request.context_tokens, size)
+        if request.index in view.decoding:
+            decodes -= 1
+            demand -= request.context_tokens % size == 0
+    return Relief(tuple(victims), decodes, free - demand)
+
+
+def fill(
+    view: View,
+    *,
+    budget_tokens: int,
+    free_blocks: int,
+    max_resident: int,
+    whole_prompts: bool = False,
+    without: tuple[RequestProgress, ...] = (),
+) -> tuple[Chunk, ...]:
+    """Prompt chunks for one step: requests part-way first, then the queue in order, up to a token budget.
+
+    A request leaves the queue only when the KV blocks of its whole prompt are free beyond what the chunks before it
+    will take, and while fewer than ``max_resident`` requests are resident. ``whole_prompts`` takes no part of a
+    prompt; one longer than the budget then runs alone. With ``without``, the requests just pre-empted, nobody leaves
+    the queue: the room was not made for them.
+    """
+    chunks: list[Chunk] = []
+    size = view.block_tokens
+    for request in view.prefilling.values():
+        done = request.prefilled_tokens
+        held = blocks_for(done, size)
+        tokens = min(budget_tokens, request.prefill_tokens - done, (free_blocks + held) * size - done)
+        if tokens > 0 and request not in without:
+            chunks.append(Chunk(request, tokens))
+            budget_tokens -= tokens
+            free_blocks -= blocks_for(request.prefill_tokens, size) - held
+    resident = len(view.prefilling) + len(view.decoding)
+    for request in () if without else view.waiting.values():
+        needed = blocks_for(request.prefill_tokens, size)
+        if budget_tokens <= 0 or needed > free_blocks or resident >= max_resident:
+            break
+        tokens = request.prefill_tokens if whole_prompts else min(budget_tokens, request.prefill_tokens)
+        if tokens > budget_tokens and chunks:
+            break
+        chunks.append(Chunk(request, tokens))
+        budget_tokens -= tokens
+        free_blocks -= needed
+        resident += 1
+    return tuple(chunks)

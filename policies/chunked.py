@@ -1,0 +1,63 @@
+"""Chunked prefill: prompts cut to fit a token budget and run in lock-step with every decode.
+
+Sarathi-Serve (OSDI 2024); vLLM v1 and SGLang's mixed chunks. Each iteration takes one token of every decoding
+request and fills the rest of ``budget_tokens`` with prompt tokens, first come, first served. A prompt of sl tokens
+beside ds decodes takes ceil(sl / (budget - ds)) iterations, each of which reads the KV of those before it again
+(Bullet paper, section 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from policies.admission import fill, relieve
+from policies.api import Decision, Role, Router, Step, View
+from policies.routing import LeastLoaded
+
+LANE = "main"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedPrefill:
+    """One lane on all SMs of each instance.
+
+    budget_tokens: tokens of one iteration, decodes included.
+    max_resident: requests that may hold KV at once (vLLM's max_num_seqs).
+    """
+
+    name: ClassVar[str] = "chunked"
+    needs_truth: ClassVar[bool] = False
+    fewest_instances: ClassVar[int] = 1
+
+    budget_tokens: int = 1024
+    max_resident: int = 256
+    router: Router = field(default_factory=LeastLoaded)
+
+    def __post_init__(self) -> None:
+        if self.budget_tokens < 1 or self.max_resident < 1:
+            raise ValueError(
+                f"chunked: budget_tokens is {self.budget_tokens} and max_resident {self.max_resident}; "
+                "both must be 1 or more"
+            )
+
+    def roles(self, instances: int) -> tuple[Role, ...]:
+        mixed: tuple[Role, ...] = ("mixed",)
+        return mixed * instances
+
+    def lanes(self, role: Role) -> tuple[str, ...]:
+        return (LANE,)
+
+    def decide(self, view: View) -> Decision:
+        relief = relieve(view)
+        chunks = fill(
+            view,
+            budget_tokens=self.budget_tokens - relief.decodes,
+            free_blocks=relief.free_blocks,
+            max_resident=self.max_resident,
+            without=relief.victims,
+        )
+        if not chunks and not relief.decodes:
+            return Decision()
+        step = Step(LANE, view.sms, prefill=chunks, decode=relief.decodes > 0, preempt=relief.victims)
+        return Decision((step,))

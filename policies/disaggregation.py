@@ -1,0 +1,92 @@
+"""xPyD disaggregation: prompts on some instances, answers on others, KV over a link between them.
+
+DistServe (OSDI 2024), Splitwise (ISCA 2024), Mooncake (FAST 2025). A prefill instance runs whole prompts in order of
+arrival and gives the first token; the KV stays there until the decode instance that the router chose has blocks for
+it and has fetched it, one request at a time. A request that a decode instance pushes out is prefilled anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from policies.admission import blocks_for, fill, relieve
+from policies.api import LINK, Decision, Role, Router, Step, View
+from policies.routing import LeastLoaded
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disaggregation:
+    """``prefill_instances`` P and ``decode_instances`` D.
+
+    batch_tokens: prompts are batched up to this many tokens; a longer one runs alone (DistServe, section 4.3: beyond
+        the length that saturates the device, batching only delays).
+    max_resident: requests that a decode instance may hold.
+    """
+
+    name: ClassVar[str] = "disaggregation"
+    needs_truth: ClassVar[bool] = False
+
+    prefill_instances: int = 1
+    decode_instances: int = 1
+    batch_tokens: int = 1024
+    max_resident: int = 256
+    router: Router = field(default_factory=LeastLoaded)
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_instances", "decode_instances", "batch_tokens", "max_resident"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"disaggregation: {name} is {getattr(self, name)}; it must be 1 or more")
+
+    @property
+    def fewest_instances(self) -> int:
+        return self.prefill_instances + self.decode_instances
+
+    def roles(self, instances: int) -> tuple[Role, ...]:
+        x, y = self.prefill_instances, self.decode_instances
+        if instances != x + y:
+            raise ValueError(
+                f"disaggregation is set to {x}P{y}D, {x + y} instances, and was given {instances}; "
+                "set prefill_instances and decode_instances to add up to it"
+            )
+        prefill: tuple[Role, ...] = ("prefill",)
+        decode: tuple[Role, ...] = ("decode",)
+        return prefill * x + decode * y
+
+    def lanes(self, role: Role) -> tuple[str, ...]:
+        return (PREFILL,) if role == "prefill" else (DECODE, LINK)
+
+    def decide(self, view: View) -> Decision:
+        if view.role == "prefill":
+            return Decision(self._prefill(view))
+        steps = self._decode(view) if not view.lanes[DECODE].busy else ()
+        if not view.lanes[LINK].busy:
+            steps = (*steps, *self._fetch(view))
+        return Decision(steps)
+
+    def _prefill(self, view: View) -> tuple[Step, ...]:
+        chunks = fill(
+            view,
+            budget_tokens=self.batch_tokens,
+            free_blocks=view.free_blocks,
+            max_resident=self.max_resident,
+            whole_prompts=True,
+        )
+        return (Step(PREFILL, view.sms, prefill=chunks),) if chunks else ()
+
+    def _decode(self, view: View) -> tuple[Step, ...]:
+        relief = relieve(view)
+        if not relief.decodes:
+            return ()
+        return (Step(DECODE, view.sms, decode=True, preempt=relief.victims),)
+
+    def _fetch(self, view: View) -> tuple[Step, ...]:
+        if not view.incoming or len(view.decoding) >= self.max_resident:
+            return ()
+        request = next(iter(view.incoming.values()))
+        needed = blocks_for(request.prefill_tokens, view.block_tokens)
+        if needed + view.decode_block_demand > view.free_blocks:
+            return ()
+        return (Step(LINK, 0, transfer=request),)

@@ -1,0 +1,138 @@
+"""What a scheduler foresees of its SLOs: TTFTs of the requests it has yet to prefill, TPOTs of those that decode.
+
+Pure functions of a view, shared by policies that plan against SLOs (Bullet paper, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from policies.api import RequestProgress, View
+from profiler.work import Work
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The smallest of the values that at least ``share`` of them do not exceed; -inf for none."""
+    ordered = sorted(values)
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else -math.inf
+
+
+def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], guess: int = 0) -> int | None:
+    """The smallest of lowest, lowest + step, ... up to highest that is enough; None if none is.
+
+    ``enough`` must not turn false as its argument grows. ``guess`` is tried first: where little has changed since
+    the last search, two calls settle it.
+    """
+    count = (highest - lowest) // step
+    if count < 0:
+        return None
+    low, high = 0, count + 1
+    at = (guess - lowest) // step
+    for probe in (at, at - 1):
+        if low <= probe < high:
+            if enough(lowest + probe * step):
+                high = probe
+            else:
+                low = probe + 1
+    while low < high:
+        middle = (low + high) // 2
+        if middle > count or enough(lowest + middle * step):
+            high = middle
+        else:
+            low = middle + 1
+    return lowest + low * step if low <= count else None
+
+
+class TtftForecast(NamedTuple):
+    """Predicted TTFTs: (seconds waited so far, seconds of prefill ahead at the reference share, limit) a request.
+
+    ``settled`` are TTFT over limit of requests that already have their first token.
+    """
+
+    pending: tuple[tuple[float, float, float], ...]
+    settled: tuple[float, ...] = ()
+
+    def ratio(self, share: float, pace: float = 1.0, *, pending_only: bool = False) -> float:
+        """The ``share`` percentile of TTFT over limit when what is ahead takes ``pace`` times as long."""
+        ratios = [(waited + ahead * pace) / limit for waited, ahead, limit in self.pending]
+        return percentile(ratios if pending_only else [*ratios, *self.settled], share)
+
+
+def prefill_shape(request: RequestProgress) -> tuple[int, int]:
+    """(new tokens, cached tokens) of all that is left of a request's prompt."""
+    return request.prefill_tokens - request.prefilled_tokens, request.prefilled_tokens
+
+
+def batch_to_ridge(view: View, queue: Sequence[RequestProgress], start: int, sms: int) -> int:
+    """Where a batch that starts at ``queue[start]`` ends: when its FLOPs a byte reach the ridge of ``sms`` SMs."""
+    flops_ceiling, bytes_ceiling = view.latency.ceilings(sms)
+    ridge = flops_ceiling / bytes_ceiling
+    shapes: tuple[tuple[int, int], ...] = ()
+    end = start
+    while end < len(queue):
+        shapes = (*shapes, prefill_shape(queue[end]))
+        end += 1
+        flops, traffic = view.latency.cost(Work(prefill=shapes))
+        if flops >= ridge * traffic:
+            break
+    return end
+
+
+def forecast_queue(view: View, queue: Sequence[RequestProgress], sms: int, ahead_s: float = 0.0) -> list[float]:
+    """Seconds until each request's first token if the queue is prefilled in this order, batch by batch."""
+    ends: list[float] = []
+    start = 0
+    while start < len(queue):
+        end = batch_to_ridge(view, queue, start, sms)
+        work = Work(prefill=tuple(prefill_shape(request) for request in queue[start:end]))
+        ahead_s += view.latency.estimate(work, sms).seconds
+        ends.extend([ahead_s] * (end - start))
+        start = end
+    return ends
+
+
+def shortest_first(view: View, queue: Sequence[RequestProgress], sms: int) -> Sequence[RequestProgress]:
+    """The queue by ascending prefill, if everyone who would meet the TTFT SLO in queue order still does.
+
+    Less prefill is less latency on the same SMs, so sorting by tokens sorts by estimated latency.
+    """
+    by_length = sorted(queue, key=lambda request: prefill_shape(request)[0])
+    if all(a is b for a, b in zip(by_length, queue, strict=True)):
+        return queue
+    now = view.now_s
+    limit = {request.index: request.arrival_s + view.slo.ttft_limit_s(request.prompt_tokens) for request in queue}
+    in_order = zip(queue, forecast_queue(view, queue, sms), strict=True)
+    meets = {request.index for request, end_s in in_order if now + end_s <= limit[request.index]}
+    sorted_ends = zip(by_length, forecast_queue(view, by_length, sms), strict=True)
+    breaks = any(request.index in meets and now + end_s > limit[request.index] for request, end_s in sorted_ends)
+    return queue if breaks else by_length
+
+
+def decode_allowance_s(view: View, share: float) -> float:
+    """The longest next decode step after which ``share`` of the decoding requests still have TPOT within SLO.
+
+    A request with g tokens whose first came t seconds ago has a TPOT of (t + T) / g after a step of T. Infinite
+    without an SLO; negative where no step is short enough.
+    """
+    tpot_s = view.slo.tpot_s
+    if tpot_s is None:
+        return math.inf
+    now = view.now_s
+    spare = [
+        tpot_s * request.generated_tokens - (now - (request.first_token_s or now)) for request in view.decoding.values()
+    ]
+    return -percentile([-seconds for seconds in spare], share)
+
+
+def tpot_ratio(view: View, step_s: float, share: float) -> float:
+    """The ``share`` percentile of TPOT over its limit once every decoding request has taken a step of ``step_s``."""
+    now = view.now_s
+    return percentile(
+        (
+            (now - (request.first_token_s or now) + step_s) / request.generated_tokens / view.slo.tpot_limit_s
+            for request in view.decoding.values()
+        ),
+        share,
+    )

@@ -1,0 +1,80 @@
+"""From a name and settings, as a command or a file gives them, to a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from policies.api import Policy
+from policies.bullet import Bullet
+from policies.chunked import ChunkedPrefill
+from policies.disaggregation import Disaggregation
+from policies.routing import ROUTERS
+
+POLICIES: dict[str, type[Any]] = {
+    "chunked": ChunkedPrefill,
+    "bullet": Bullet,
+    "disaggregation": Disaggregation,
+}
+
+
+def load(name: str, settings: Mapping[str, object] | None = None) -> Policy:
+    """The policy of this name, or ``path.py:Class`` of a user's own, with these settings.
+
+    A ``router`` setting is one of the names in :data:`policies.routing.ROUTERS`. Raises ValueError for an unknown
+    name or setting and for a value that the policy refuses, naming what is known.
+    """
+    cls = _from_file(name) if ".py:" in name else POLICIES.get(name)
+    if cls is None:
+        raise ValueError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}, or path.py:Class for your own")
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+    values: dict[str, object] = {}
+    for key, value in (settings or {}).items():
+        if key not in fields:
+            raise ValueError(f"policy {name} has no setting {key!r}; known: {', '.join(fields)}")
+        values[key] = _router(value) if key == "router" else _checked(name, fields[key], value)
+    return cast(Policy, cls(**values))
+
+
+def _router(value: object) -> object:
+    router = ROUTERS.get(value) if isinstance(value, str) else None
+    if router is None:
+        raise ValueError(f"unknown router {value!r}; known: {', '.join(ROUTERS)}")
+    return router()
+
+
+def _checked(policy: str, field: dataclasses.Field[Any], value: object) -> object:
+    """``value`` if it is of the field's kind; a whole number passes for a float, and None for an optional one."""
+    kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+    names = [part.strip() for part in str(field.type).split("|")]
+    known = [kind for part in names for kind in kinds.get(part, ())]
+    fits = isinstance(value, tuple(known)) and (not isinstance(value, bool) or bool in known)
+    if known and not fits and not (value is None and "None" in names):
+        raise ValueError(f"policy {policy}: setting {field.name} is {value!r}; it takes {field.type}")
+    return value
+
+
+def _from_file(spec: str) -> type[Any]:
+    path_text, _, class_name = spec.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise ValueError(f"policy file {path_text} does not exist; give path.py:Class")
+    module_name = f"bulletsim_policy_{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(module_name, path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses look their module up by name while they are being made.
+    sys.modules[module_name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"policy file {path_text} cannot be loaded: {type(error).__name__}: {error}") from error
+    cls = getattr(module, class_name, None)
+    if not dataclasses.is_dataclass(cls) or not callable(getattr(cls, "decide", None)):
+        raise ValueError(f"policy file {path_text} has no dataclass {class_name!r} with a method decide(view)")
+    return cast(type[Any], cls)

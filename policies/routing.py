@@ -1,0 +1,27 @@
+"""Routers: which instance a request goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policies.api import Load, RequestProgress
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRobin:
+    """By turns, in order of arrival."""
+
+    def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
+        return loads[request.index % len(loads)].instance
+
+
+@dataclass(frozen=True, slots=True)
+class LeastLoaded:
+    """The fewest prompt tokens waiting, then the fewest requests resident, then the lowest number."""
+
+    def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
+        return min(loads, key=lambda load: (load.waiting_tokens, load.resident_requests, load.instance)).instance
+
+
+ROUTERS = {"round-robin": RoundRobin, "least-loaded": LeastLoaded}

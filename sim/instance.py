@@ -1,0 +1,180 @@
+"""One replica of the model: its queue, lanes, KV blocks and decoding requests, and what a step does to them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+from policies.api import LINK, Chunk, Load, Memo, Observation, Outcome, RequestProgress, Role, Step
+from profiler.work import Work
+from sim.ledger import BlockLedger
+from sim.state import DecodeCohort, InterTokenTimes, Lane, RequestState
+
+OBSERVED_STEPS = 64
+OBSERVED_OUTCOMES = 100
+
+
+class PolicyError(ValueError):
+    """A policy asked for something that cannot be done, or left requests waiting with nothing running."""
+
+
+class Instance:
+    """The loop's own state of one instance. Methods that take a step or a request from a policy check it first."""
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        role: Role,
+        lanes: Sequence[str],
+        ledger: BlockLedger,
+        itl: InterTokenTimes,
+        model_layers: int,
+        device_sms: int,
+    ) -> None:
+        self.index = index
+        self.role = role
+        self.ledger = ledger
+        self.cohort = DecodeCohort(ledger.block_tokens, itl)
+        self.lanes = {name: Lane(name) for name in lanes}
+        computing = [lane for name, lane in self.lanes.items() if name != LINK]
+        if not 1 <= len(computing) <= 2:
+            raise PolicyError(f"an instance has one or two lanes that use SMs; this policy asks for {lanes}")
+        self.peers = {lane.name: next((o for o in computing if o is not lane), None) for lane in computing}
+        self.waiting: OrderedDict[int, RequestState] = OrderedDict()
+        self.waiting_tokens = 0
+        self.prefilling: dict[int, RequestState] = {}
+        self.incoming: dict[int, RequestState] = {}
+        self.observed: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
+        self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
+        self.memo: Memo = None
+        self._model_layers = model_layers
+        self._device_sms = device_sms
+
+    def has_idle_lane(self) -> bool:
+        return any(not lane.busy for lane in self.lanes.values())
+
+    def enqueue(self, request: RequestState, *, first: bool = False) -> None:
+        """Puts a request in the queue, at its end or, after a pre-emption, at its head."""
+        request.instance = self.index
+        request.state = "waiting"
+        self.waiting[request.index] = request
+        if first:
+            self.waiting.move_to_end(request.index, last=False)
+        self.waiting_tokens += request.prefill_tokens
+
+    def load(self) -> Load:
+        residents = len(self.prefilling) + len(self.cohort.members) + len(self.incoming)
+        return Load(self.index, len(self.waiting), self.waiting_tokens, residents, self.ledger.free)
+
+    def idle_lane(self, step: Step) -> Lane:
+        """The lane a step asks for."""
+        lane = self.lanes.get(step.lane)
+        if lane is None or lane.busy:
+            raise PolicyError(f"lane {step.lane!r} is {'busy' if lane else 'unknown'}")
+        if step.lane != LINK and not 1 <= step.sms <= self._device_sms:
+            raise PolicyError(f"a step on {step.sms} SMs; the device has {self._device_sms}")
+        if (step.transfer is not None) != (step.lane == LINK):
+            raise PolicyError(f"transfers, and they alone, run on lane {LINK!r}")
+        return lane
+
+    def begin(self, step: Step, lane: Lane, now_s: float) -> Work:
+        """Takes the KV blocks that a computing step needs, moves its requests, and says what it amounts to."""
+        chunks = self._claim_chunks(step, lane, now_s) if step.prefill else ()
+        lane.batch = step.prefill
+        layers, head = self._layer_span(step, lane)
+        decoding = context = 0
+        if step.decode:
+            cohort = self.cohort
+            if cohort.started != cohort.completed:
+                raise PolicyError("two decode steps at once on one instance")
+            self._take(cohort.block_demand, "a decode step")
+            decoding = cohort.start_step()
+            context = cohort.context_tokens
+        if not chunks and not decoding:
+            raise PolicyError(f"a step with nothing in it on lane {step.lane!r}")
+        return Work(chunks, decoding, context, layers, head)
+
+    def begin_transfer(self, progress: RequestProgress) -> tuple[Work, int]:
+        """Reserves blocks for an incoming request; the work, and the instance its KV comes from."""
+        request = self.incoming.pop(progress.index, None)
+        if request is None:
+            raise PolicyError(f"request {progress.index} is not waiting to come here")
+        self._take(self.ledger.blocks_for(request.prefill_tokens), "a KV transfer")
+        return Work(kv_transfer_tokens=request.prefill_tokens), request.instance
+
+    def _layer_span(self, step: Step, lane: Lane) -> tuple[int | None, bool]:
+        """(layers to launch, None for the whole model; whether the LM head follows)."""
+        left = self._model_layers - lane.layers_done
+        layers = left if step.layers is None else step.layers
+        if layers == self._model_layers:
+            return None, True
+        if step.decode or not step.prefill or not 1 <= layers <= left:
+            raise PolicyError(f"{layers} layers of a batch with {left} left (layer groups carry no decodes)")
+        return layers, layers == left
+
+    def _claim_chunks(self, step: Step, lane: Lane, now_s: float) -> tuple[tuple[int, int], ...]:
+        if lane.layers_done:
+            if step.prefill != lane.batch:
+                raise PolicyError("another batch was launched before the last layer of the one in progress")
+            return tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in step.prefill)
+        return tuple(self._claim_chunk(chunk, now_s) for chunk in step.prefill)
+
+    def _claim_chunk(self, chunk: Chunk, now_s: float) -> tuple[int, int]:
+        index = chunk.request.index
+        request = self.waiting.get(index) or self.prefilling.get(index)
+        if request is None:
+            raise PolicyError(f"request {index} has no prompt to prefill on instance {self.index}")
+        done = request.prefilled_tokens
+        if not 1 <= chunk.tokens <= request.prefill_tokens - done:
+            raise PolicyError(
+                f"a chunk of {chunk.tokens} tokens; request {index} has {request.prefill_tokens - done} left"
+            )
+        needed = self.ledger.blocks_for(done + chunk.tokens)
+        self._take(needed - request.blocks, "a prefill chunk")
+        request.blocks = needed
+        if request.state == "waiting":
+            self._dequeue(request, now_s)
+        return chunk.tokens, done
+
+    def _dequeue(self, request: RequestState, now_s: float) -> None:
+        del self.waiting[request.index]
+        self.waiting_tokens -= request.prefill_tokens
+        self.prefilling[request.index] = request
+        request.state = "running"
+        if request.scheduled_s is None:
+            request.scheduled_s = now_s
+
+    def _take(self, blocks: int, what: str) -> None:
+        if blocks > self.ledger.free:
+            raise PolicyError(f"{what} needs {blocks} KV blocks of instance {self.index}, {self.ledger.free} are free")
+        self.ledger.take(blocks)
+
+    def evict(self, progress: RequestProgress, remaining_tokens: int) -> RequestState:
+        """Drops the KV of a resident request that no launch is using, to be recomputed."""
+        index = progress.index
+        request = self.cohort.members.get(index) or self.prefilling.get(index)
+        launched = any(chunk.request is request for lane in self.lanes.values() for chunk in lane.batch)
+        stepping = request is not None and request.cohort is not None and self.cohort.started > self.cohort.completed
+        if request is None or stepping or launched:
+            raise PolicyError(f"request {index} cannot be pre-empted now on instance {self.index}")
+        self.ledger.give(self.held_blocks(request))
+        if request.cohort is not None:
+            self.cohort.evict(request, remaining_tokens)
+        else:
+            del self.prefilling[index]
+        request.blocks = request.prefilled_tokens = 0
+        request.prefill_tokens = request.prompt_tokens + request.emitted
+        request.preemptions += 1
+        return request
+
+    def held_blocks(self, request: RequestState) -> int:
+        """KV blocks that a resident request holds here."""
+        return request.blocks if request.cohort is None else self.cohort.blocks(request)
+
+    def check(self, outgoing: Sequence[RequestState] = (), arriving_blocks: int = 0) -> None:
+        """Raises AssertionError unless the blocks taken are those held by residents, leavers and arrivals."""
+        residents = [*self.prefilling.values(), *self.cohort.members.values(), *outgoing]
+        held = sum(self.held_blocks(request) for request in residents) + arriving_blocks
+        free = self.ledger.free
+        assert held + free == self.ledger.total, f"{held} blocks held and {free} free of {self.ledger.total}"

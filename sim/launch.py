@@ -1,0 +1,54 @@
+"""The seam between the serving loop and whatever runs its steps: a simulated clock or a device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from policies.api import Step
+from profiler.latency import Estimate, LatencyModel
+from profiler.work import Work
+
+
+class Launch(NamedTuple):
+    """A step on its way to an instance. ``predicted`` is ``predictor``'s estimate beside the co-runner it starts with.
+
+    ``source`` is the instance that a KV transfer reads from, None for anything else.
+    """
+
+    launch_id: int
+    instance: int
+    step: Step
+    work: Work
+    start_s: float
+    beside: Work | None
+    beside_sms: int
+    predicted: Estimate
+    predictor: LatencyModel
+    source: int | None = None
+
+
+class Completion(NamedTuple):
+    """A launch that has ended, and when."""
+
+    launch_id: int
+    end_s: float
+
+
+class Executor(Protocol):
+    """Owns time and the device. Recording its answers and giving them again replays a run exactly."""
+
+    def now(self) -> float:
+        """Seconds since the run's start."""
+        ...
+
+    def start(self, launch: Launch) -> None:
+        """Begins a launch; returns without waiting for it."""
+        ...
+
+    def next(self, until_s: float | None) -> Completion | None:
+        """Waits for the first completion at or before ``until_s`` (None: for as long as it takes).
+
+        A completion at ``until_s`` itself comes before it. None means that ``until_s`` was reached, or that nothing
+        is running and no ``until_s`` was given.
+        """
+        ...

@@ -1,0 +1,337 @@
+"""The serving loop, written once for every executor.
+
+Until the traffic is spent and nothing is left: read the time, admit what has arrived, ask the policy about each
+instance where something changed and a lane is idle, launch what it says, and wait for the first completion or the next
+arrival. What a step does to requests, KV blocks and token times happens here; how long it takes, in the executor.
+
+At one instant completions come before arrivals, and both before decisions. Arrivals at one instant keep their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from policies.api import SLO, Observation, Outcome, Policy, RequestProgress, Role, Step
+from profiler.latency import LatencyModel
+from sim.instance import Instance, PolicyError
+from sim.launch import Completion, Executor, Launch
+from sim.ledger import BlockLedger
+from sim.records import RunResult
+from sim.state import InterTokenTimes, Lane, RequestState
+from sim.tally import Tally
+from sim.view import Clock, InstanceView
+from traces.arrivals import ArrivalSource
+
+PROGRESS_EVERY = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What bounds a run: KV blocks of each instance, the model's context, the queue of each instance, the time."""
+
+    total_blocks: int
+    context_tokens: int
+    block_tokens: int = 16
+    queue_limit: int | None = None
+    until_s: float | None = None
+
+    def misfit(self, prompt_tokens: int, output_tokens: int) -> str:
+        """Why a request can never be served, in one word; empty when it can.
+
+        The last token's KV is never stored, so a request needs blocks for one token less than its length.
+        """
+        if prompt_tokens + output_tokens > self.context_tokens:
+            return "context"
+        needed = -(-(prompt_tokens + output_tokens - 1) // self.block_tokens)
+        return "kv_capacity" if needed > self.total_blocks else ""
+
+
+class ServingLoop:
+    """One run of a policy over arrivals on a cluster of equal instances."""
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        arrivals: ArrivalSource,
+        latency: LatencyModel,
+        executor: Executor,
+        instances: int,
+        slo: SLO,
+        limits: Limits,
+        progress: Callable[[int, float], None] | None = None,
+        keep_token_times: bool = False,
+        check_every_step: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._arrivals = arrivals
+        self._latency = latency
+        self._executor = executor
+        self._limits = limits
+        self._progress = progress
+        self._check_every_step = check_every_step
+        self._clock = Clock()
+        self._itl = InterTokenTimes()
+        self._tally = Tally(keep_token_times=keep_token_times)
+        self._requests: list[RequestState] = []
+        self._answer_tokens: list[int] = []
+        self._flights: dict[int, Launch] = {}
+        self._launches = 0
+        self._finished = 0
+        self._slo = slo
+        self._layers = latency.model.layers
+        self._instances = [self._build(index, role) for index, role in enumerate(policy.roles(instances))]
+        self._views = [
+            InstanceView(instance, clock=self._clock, slo=slo, latency=latency) for instance in self._instances
+        ]
+        self._front = [i for i in self._instances if i.role != "decode"]
+        self._back = [i for i in self._instances if i.role == "decode"]
+        self._changed: dict[int, None] = {}
+
+    def _build(self, index: int, role: Role) -> Instance:
+        ledger = BlockLedger(self._limits.total_blocks, self._limits.block_tokens)
+        return Instance(
+            index=index,
+            role=role,
+            lanes=self._policy.lanes(role),
+            ledger=ledger,
+            itl=self._itl,
+            model_layers=self._layers,
+            device_sms=self._latency.device.sms,
+        )
+
+    def run(self) -> RunResult:
+        """Serves all arrivals, or stops at ``limits.until_s``; raises PolicyError where the policy fails."""
+        until_s = self._limits.until_s
+        arrivals, executor, clock = self._arrivals, self._executor, self._clock
+        while True:
+            now = clock.now_s = executor.now()
+            if until_s is not None and now >= until_s:
+                break
+            due = arrivals.peek_s()
+            while due is not None and due <= now:
+                self._arrive()
+                due = arrivals.peek_s()
+            self._decide()
+            if due is None and not self._flights:
+                break
+            limit = due if until_s is None else until_s if due is None else min(due, until_s)
+            completion = executor.next(limit)
+            if completion is not None:
+                clock.now_s = completion.end_s
+                self._complete(completion)
+        self._check_nobody_is_stranded(until_s)
+        return self._tally.result(
+            requests=self._requests,
+            answer_tokens=self._answer_tokens,
+            itl=self._itl,
+            end_s=clock.now_s,
+            instances=len(self._instances),
+            sms=self._latency.device.sms,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError unless every KV block is accounted for, on every instance."""
+        moving = [launch for launch in self._flights.values() if launch.source is not None]
+        for instance in self._instances:
+            index, blocks_for = instance.index, instance.ledger.blocks_for
+            outgoing = [r for back in self._back for r in back.incoming.values() if r.instance == index]
+            outgoing += [self._transferred(launch) for launch in moving if launch.source == index]
+            arriving = [launch.work.kv_transfer_tokens for launch in moving if launch.instance == index]
+            instance.check(outgoing, sum(map(blocks_for, arriving)))
+
+    def _transferred(self, launch: Launch) -> RequestState:
+        assert launch.step.transfer is not None
+        return self._requests[launch.step.transfer.index]
+
+    def _arrive(self) -> None:
+        request = self._arrivals.pop()
+        state = RequestState(
+            index=len(self._requests),
+            request_id=request.request_id,
+            arrival_s=request.arrival_s,
+            prompt_tokens=request.prompt_tokens,
+        )
+        self._requests.append(state)
+        self._answer_tokens.append(request.output_tokens)
+        instance = self._route(state, self._front)
+        reason = self._limits.misfit(request.prompt_tokens, request.output_tokens)
+        queue_limit = self._limits.queue_limit
+        if not reason and queue_limit is not None and len(instance.waiting) >= queue_limit:
+            reason = "queue_full"
+        if reason:
+            state.state, state.reason = "rejected", reason
+            self._arrivals.finished(state.index, self._clock.now_s)
+            return
+        instance.enqueue(state)
+        self._changed[instance.index] = None
+
+    def _route(self, request: RequestState, among: list[Instance]) -> Instance:
+        if len(among) == 1:
+            return among[0]
+        chosen = self._policy.router.route(request, [instance.load() for instance in among])
+        for instance in among:
+            if instance.index == chosen:
+                return instance
+        raise PolicyError(f"the router sent request {request.request_id} to instance {chosen}, which was not offered")
+
+    def _decide(self) -> None:
+        # A decision can change other instances (a pre-empted request goes back to a prefill instance).
+        while self._changed:
+            changed, self._changed = self._changed, {}
+            for index in changed:
+                instance = self._instances[index]
+                if not instance.has_idle_lane():
+                    continue
+                steps, instance.memo = self._policy.decide(self._views[index])
+                try:
+                    for step in steps:
+                        self._launch(instance, step)
+                except PolicyError as error:
+                    raise PolicyError(f"policy {self._policy.name} at {self._clock.now_s:.6g} s: {error}") from error
+
+    def _launch(self, instance: Instance, step: Step) -> None:
+        lane = instance.idle_lane(step)
+        for victim in step.preempt:
+            self._preempt(instance, victim)
+        now = self._clock.now_s
+        source, beside, beside_sms = None, None, 0
+        if step.transfer is not None:
+            work, source = instance.begin_transfer(step.transfer)
+            predicted = self._latency.estimate(work, 1)
+        else:
+            work = instance.begin(step, lane, now)
+            peer = instance.peers[lane.name]
+            if peer is not None and peer.busy:
+                beside, beside_sms = peer.work, peer.sms
+            predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
+        lane.busy, lane.sms, lane.work = True, step.sms, work
+        lane.started_s, lane.predicted_s = now, predicted.seconds
+        launch = Launch(
+            self._launches,
+            instance.index,
+            step,
+            work,
+            now,
+            beside,
+            beside_sms,
+            predicted,
+            self._latency,
+            source,
+        )
+        self._launches += 1
+        self._tally.launched(launch.launch_id, len(instance.waiting), instance.ledger.free)
+        self._flights[launch.launch_id] = launch
+        self._executor.start(launch)
+        if self._check_every_step:
+            self.check()
+
+    def _preempt(self, instance: Instance, progress: RequestProgress) -> None:
+        """Sends a resident request back to a queue: its own, or from a decode instance that of a prefill one."""
+        request = self._requests[progress.index]
+        remaining = self._answer_tokens[request.index] - request.generated_tokens
+        self._tally.leaving(request)
+        instance.evict(request, remaining)
+        home = instance if instance.role != "decode" else self._route(request, self._front)
+        home.enqueue(request, first=True)
+        self._changed[home.index] = None
+
+    def _complete(self, completion: Completion) -> None:
+        launch = self._flights.pop(completion.launch_id)
+        instance, step = self._instances[launch.instance], launch.step
+        lane = instance.lanes[step.lane]
+        lane.busy, lane.work = False, None
+        self._changed[instance.index] = None
+        if step.transfer is not None:
+            self._finish_transfer(instance, launch)
+        if step.decode:
+            for request in instance.cohort.finish_step(completion.end_s):
+                self._finish_decoding(instance, request)
+        if step.prefill:
+            self._finish_prefill(instance, lane, launch, completion.end_s)
+        instance.observed.append(
+            Observation(
+                step.lane,
+                launch.work,
+                step.sms,
+                launch.beside,
+                launch.beside_sms,
+                launch.predicted.seconds,
+                completion.end_s - launch.start_s,
+            )
+        )
+        self._tally.completed(launch, completion.end_s, self._layers)
+        if self._check_every_step:
+            self.check()
+
+    def _finish_prefill(self, instance: Instance, lane: Lane, launch: Launch, end_s: float) -> None:
+        if not launch.work.head:
+            lane.layers_done += launch.work.layers or 0
+            return
+        lane.batch, lane.layers_done = (), 0
+        for chunk in launch.step.prefill:
+            request = self._requests[chunk.request.index]
+            request.prefilled_tokens += chunk.tokens
+            if request.prefilled_tokens == request.prefill_tokens:
+                self._emit_first(instance, request, end_s)
+
+    def _emit_first(self, instance: Instance, request: RequestState, end_s: float) -> None:
+        """The token that ends a prefill: the request's first, or the next one after a recomputation."""
+        del instance.prefilling[request.index]
+        if request.first_token_s is None:
+            request.first_token_s = end_s
+        elif request.emitted_s is not None:
+            gap = end_s - request.emitted_s
+            self._itl.add(gap)
+            request.itl_max_s = max(gap, request.itl_max_s or 0.0)
+        request.emitted += 1
+        request.emitted_s = end_s
+        self._tally.emitted(request, end_s)
+        remaining = self._answer_tokens[request.index] - request.emitted
+        if not remaining:
+            instance.ledger.give(request.blocks)
+            self._finish(instance, request)
+        elif instance.role == "prefill":
+            target = self._route(request, self._back)
+            target.incoming[request.index] = request
+            self._changed[target.index] = None
+        else:
+            instance.cohort.join(request, remaining)
+
+    def _finish_transfer(self, instance: Instance, launch: Launch) -> None:
+        request = self._transferred(launch)
+        source = self._instances[request.instance]
+        source.ledger.give(request.blocks)
+        self._changed[source.index] = None
+        request.instance = instance.index
+        instance.cohort.join(request, self._answer_tokens[request.index] - request.emitted)
+
+    def _finish_decoding(self, instance: Instance, request: RequestState) -> None:
+        instance.ledger.give(instance.held_blocks(request))
+        self._tally.leaving(request)
+        instance.cohort.leave(request)
+        self._finish(instance, request)
+
+    def _finish(self, instance: Instance, request: RequestState) -> None:
+        request.state = "finished"
+        request.blocks = 0
+        first, last = request.first_token_s, request.emitted_s
+        assert first is not None
+        assert last is not None
+        tpot = None if request.emitted == 1 else (last - first) / (request.emitted - 1)
+        instance.outcomes.append(Outcome(request.prompt_tokens, first - request.arrival_s, tpot))
+        self._finished += 1
+        self._arrivals.finished(request.index, self._clock.now_s)
+        if self._progress is not None and self._finished % PROGRESS_EVERY == 0:
+            self._progress(self._finished, self._clock.now_s)
+
+    def _check_nobody_is_stranded(self, until_s: float | None) -> None:
+        if until_s is not None and self._clock.now_s >= until_s:
+            return
+        stranded = [r for r in self._requests if r.state in ("waiting", "running")]
+        if stranded:
+            raise PolicyError(
+                f"{self._policy.name}: {len(stranded)} requests (the first is {stranded[0].request_id}) are left "
+                f"with nothing running at {self._clock.now_s:.6g} s"
+            )

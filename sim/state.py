@@ -1,0 +1,215 @@
+"""What the serving loop knows of each request, of the requests decoding together, and of each lane.
+
+A decode step advances every decoding request of an instance by one token. Touching each of them at each step would
+make the loop's cost that of the tokens; so a request that joins notes the step counter, and everything about it
+(tokens generated, KV held, when it ends, whether it needs a block) follows from the counter. A step costs the same
+for one request as for two hundred.
+"""
+
+from __future__ import annotations
+
+from policies.api import Chunk
+from profiler.work import Work
+
+
+class RequestState:
+    """A request in the loop. How long its answer truly is, is kept elsewhere: policies receive these objects."""
+
+    __slots__ = (
+        "arrival_s",
+        "blocks",
+        "cohort",
+        "emitted",
+        "emitted_s",
+        "first_token_s",
+        "index",
+        "instance",
+        "itl_max_s",
+        "joined_step",
+        "preemptions",
+        "prefill_tokens",
+        "prefilled_tokens",
+        "prompt_tokens",
+        "reason",
+        "request_id",
+        "scheduled_s",
+        "state",
+    )
+
+    def __init__(self, *, index: int, request_id: str, arrival_s: float, prompt_tokens: int) -> None:
+        self.index = index
+        self.request_id = request_id
+        self.arrival_s = arrival_s
+        self.prompt_tokens = prompt_tokens
+        self.prefill_tokens = prompt_tokens
+        self.prefilled_tokens = 0
+        self.blocks = 0
+        self.instance = -1
+        self.cohort: DecodeCohort | None = None
+        self.joined_step = 0
+        self.emitted = 0
+        self.emitted_s: float | None = None
+        self.first_token_s: float | None = None
+        self.scheduled_s: float | None = None
+        self.itl_max_s: float | None = None
+        self.preemptions = 0
+        self.state = "waiting"
+        self.reason = ""
+
+    @property
+    def decode_steps(self) -> int:
+        """Decode steps finished since it joined its cohort."""
+        return 0 if self.cohort is None else max(0, self.cohort.completed - self.joined_step)
+
+    @property
+    def generated_tokens(self) -> int:
+        return self.emitted + self.decode_steps
+
+    @property
+    def context_tokens(self) -> int:
+        return self.prefilled_tokens + self.decode_steps
+
+    @property
+    def last_token_s(self) -> float | None:
+        return self.emitted_s if self.cohort is None or not self.decode_steps else self.cohort.end_s[-1]
+
+
+class InterTokenTimes:
+    """Every inter-token time of a run, as (seconds, tokens that saw it) pairs in the order they occurred."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.counts: list[int] = []
+
+    def add(self, seconds: float, tokens: int = 1) -> None:
+        self.seconds.append(seconds)
+        self.counts.append(tokens)
+
+
+class DecodeCohort:
+    """The requests that decode together on one instance.
+
+    Steps are numbered from 1; ``started`` and ``completed`` count them. ``end_s[k]`` and ``gap_s[k]`` are the end of
+    step k and its distance from the end of step k - 1 (index 0 is a placeholder). A member that joined at step j has
+    KV for ``prefill_tokens + started - j`` tokens.
+    """
+
+    __slots__ = (
+        "_block_tokens",
+        "_ending",
+        "_fresh",
+        "_fresh_in_flight",
+        "_growing",
+        "_itl",
+        "_stepping",
+        "completed",
+        "context_tokens",
+        "end_s",
+        "gap_s",
+        "members",
+        "started",
+    )
+
+    def __init__(self, block_tokens: int, itl: InterTokenTimes) -> None:
+        self._block_tokens = block_tokens
+        self._itl = itl
+        self._ending: dict[int, list[RequestState]] = {}
+        self._growing = [0] * block_tokens
+        self._fresh: list[RequestState] = []
+        self._fresh_in_flight: list[RequestState] = []
+        self._stepping = 0
+        self.members: dict[int, RequestState] = {}
+        self.started = 0
+        self.completed = 0
+        self.context_tokens = 0
+        self.end_s = [0.0]
+        self.gap_s = [0.0]
+
+    def join(self, request: RequestState, remaining_tokens: int) -> None:
+        """Adds a request whose prefill is done; it takes part from the next step to start."""
+        request.cohort = self
+        request.joined_step = self.started
+        self.members[request.index] = request
+        self.context_tokens += request.prefill_tokens
+        self._growing[self._phase(request)] += 1
+        self._ending.setdefault(self.started + remaining_tokens, []).append(request)
+        self._fresh.append(request)
+
+    def leave(self, request: RequestState) -> None:
+        """Removes a member and fixes its token count, last token time and longest gap on it."""
+        steps = request.decode_steps
+        if steps > 1:
+            first_regular = request.joined_step + 2
+            longest = max(self.gap_s[first_regular : request.joined_step + steps + 1])
+            request.itl_max_s = max(longest, request.itl_max_s or 0.0)
+        if steps:
+            request.emitted += steps
+            request.emitted_s = self.end_s[request.joined_step + steps]
+        del self.members[request.index]
+        self.context_tokens -= request.prefill_tokens + self.started - request.joined_step
+        self._growing[self._phase(request)] -= 1
+        request.prefilled_tokens += steps
+        request.cohort = None
+
+    def evict(self, request: RequestState, remaining_tokens: int) -> None:
+        """Removes a member before its last token. No step may be in flight."""
+        ending = self._ending[self.started + remaining_tokens]
+        ending.remove(request)
+        if request in self._fresh:
+            self._fresh.remove(request)
+        self.leave(request)
+
+    def blocks(self, request: RequestState) -> int:
+        """KV blocks a member holds, that of the step in flight included."""
+        tokens = request.prefill_tokens + self.started - request.joined_step
+        return -(-tokens // self._block_tokens)
+
+    @property
+    def block_demand(self) -> int:
+        """Blocks that the next step needs: members whose KV ends at a block border."""
+        return self._growing[(self.started + 1) % self._block_tokens]
+
+    def start_step(self) -> int:
+        """Begins a step of all members; their number."""
+        self.started += 1
+        self.context_tokens += len(self.members)
+        self._fresh_in_flight, self._fresh = self._fresh, []
+        self._stepping = len(self.members)
+        return self._stepping
+
+    def finish_step(self, end_s: float) -> list[RequestState]:
+        """Ends the step in flight; the members that got their last token."""
+        gap = end_s - self.end_s[-1]
+        self.completed += 1
+        self.end_s.append(end_s)
+        self.gap_s.append(gap)
+        fresh = self._fresh_in_flight
+        if len(fresh) < self._stepping:
+            self._itl.add(gap, self._stepping - len(fresh))
+        for request in fresh:
+            first_gap = end_s - (request.emitted_s or 0.0)
+            self._itl.add(first_gap)
+            if request.itl_max_s is None or first_gap > request.itl_max_s:
+                request.itl_max_s = first_gap
+        return self._ending.pop(self.completed, [])
+
+    def _phase(self, request: RequestState) -> int:
+        return (request.joined_step + 1 - request.prefill_tokens) % self._block_tokens
+
+
+class Lane:
+    """A stream of steps on one instance, as a policy sees it and as the loop keeps it."""
+
+    __slots__ = ("batch", "busy", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.busy = False
+        self.sms = 0
+        self.work: Work | None = None
+        self.started_s = 0.0
+        self.predicted_s = 0.0
+        self.batch: tuple[Chunk, ...] = ()
+        self.layers_done = 0

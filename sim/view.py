@@ -1,0 +1,103 @@
+"""The window that policies see an instance by, and the instant at which they see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
+from profiler.latency import LatencyModel
+from sim.instance import Instance
+from sim.state import Lane
+
+
+class Clock:
+    """The loop's present, read from its executor once an iteration so that a decision sees a single instant."""
+
+    __slots__ = ("now_s",)
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+
+class InstanceView:
+    """A read-only window on an :class:`Instance`, made once; see :class:`policies.api.View`."""
+
+    __slots__ = (
+        "_clock",
+        "_instance",
+        "block_tokens",
+        "decoding",
+        "incoming",
+        "instance",
+        "lanes",
+        "latency",
+        "observed",
+        "outcomes",
+        "prefilling",
+        "role",
+        "slo",
+        "sms",
+        "total_blocks",
+        "waiting",
+    )
+
+    def __init__(self, instance: Instance, *, clock: Clock, slo: SLO, latency: LatencyModel) -> None:
+        put = object.__setattr__
+        put(self, "_instance", instance)
+        put(self, "_clock", clock)
+        put(self, "instance", instance.index)
+        put(self, "role", instance.role)
+        put(self, "lanes", MappingProxyType(instance.lanes))
+        put(self, "waiting", MappingProxyType(instance.waiting))
+        put(self, "prefilling", MappingProxyType(instance.prefilling))
+        put(self, "decoding", MappingProxyType(instance.cohort.members))
+        put(self, "incoming", MappingProxyType(instance.incoming))
+        put(self, "observed", cast(Sequence[Observation], instance.observed))
+        put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
+        put(self, "total_blocks", instance.ledger.total)
+        put(self, "block_tokens", instance.ledger.block_tokens)
+        put(self, "slo", slo)
+        put(self, "latency", latency)
+        put(self, "sms", latency.device.sms)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a view is read-only; {name} was set to {value!r}")
+
+    instance: int
+    role: Role
+    lanes: Mapping[str, Lane]
+    waiting: Mapping[int, RequestProgress]
+    prefilling: Mapping[int, RequestProgress]
+    decoding: Mapping[int, RequestProgress]
+    incoming: Mapping[int, RequestProgress]
+    observed: Sequence[Observation]
+    outcomes: Sequence[Outcome]
+    total_blocks: int
+    block_tokens: int
+    slo: SLO
+    latency: LatencyModel
+    sms: int
+    _instance: Instance
+    _clock: Clock
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    @property
+    def free_blocks(self) -> int:
+        return self._instance.ledger.free
+
+    @property
+    def decode_context_tokens(self) -> int:
+        return self._instance.cohort.context_tokens
+
+    @property
+    def decode_block_demand(self) -> int:
+        return self._instance.cohort.block_demand
+
+    @property
+    def memo(self) -> Memo:
+        return self._instance.memo
