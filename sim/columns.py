@@ -1,7 +1,7 @@
 """Columns to Parquet and back, the same bytes for the same values.
 
-Arrow arrays are built from their buffers: Arrow's own converters import pandas, which costs a command half a second
-and which nothing here needs.
+Arrow arrays are built from their buffers: Arrow's own converters import pandas, which costs a command half a
+second and which nothing here needs.
 """
 
 from __future__ import annotations
@@ -29,26 +29,34 @@ def float_column(values: NDArray[np.float64]) -> Column:
 
 def int_column(values: NDArray[np.integer[Any]]) -> Column:
     """int64 of shape (n,)."""
-    return pa.Array.from_buffers(
-        pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values, np.int64))]
-    )
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values, np.int64))])
 
 
-def text_column(values: Sequence[str]) -> Column:
-    """UTF-8 strings, n of them."""
-    encoded = [value.encode() for value in values]
+def text_column(values: Sequence[str | None]) -> Column:
+    """UTF-8 strings, n of them; None becomes null."""
+    encoded = [(value or "").encode() for value in values]
     offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(value) for value in encoded], out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    valid = None
+    if None in values:
+        valid = pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
     return pa.Array.from_buffers(pa.large_string(), len(encoded), buffers)
 
 
 def category_column(codes: NDArray[np.integer[Any]], names: Sequence[str]) -> Column:
     """``names[codes]`` as a dictionary, shape (n,)."""
-    index = pa.Array.from_buffers(
-        pa.int8(), len(codes), [None, pa.py_buffer(np.ascontiguousarray(codes, np.int8))]
-    )
+    index = pa.Array.from_buffers(pa.int8(), len(codes), [None, pa.py_buffer(np.ascontiguousarray(codes, np.int8))])
     return pa.DictionaryArray.from_arrays(index, text_column(names))
+
+
+def plain_column(values: Sequence[float | str | None]) -> Column:
+    """Python values as text if any is text, as integers if all are, else as floats; None becomes null."""
+    if any(isinstance(value, str) for value in values):
+        return text_column([None if value is None else str(value) for value in values])
+    if all(isinstance(value, int) for value in values):
+        return int_column(np.array(values, np.int64))
+    return float_column(np.array([np.nan if value is None else value for value in values], np.float64))
 
 
 def write_columns(path: Path, columns: Mapping[str, Column]) -> None:
@@ -58,7 +66,10 @@ def write_columns(path: Path, columns: Mapping[str, Column]) -> None:
 
 
 class Columns:
-    """The columns of a Parquet file. Raises ValueError, naming the file, where it is missing or no Parquet."""
+    """The columns of a Parquet file.
+
+    Raises ValueError, naming the file, where it is missing or no Parquet.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

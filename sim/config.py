@@ -1,7 +1,7 @@
 """A run's settings: everything that it takes to repeat it, as a file and as a value.
 
-This is a border: what a user typed or stored is checked here, once, and every complaint names the field. Beyond it
-the code holds plain frozen values.
+This is a border: what a user typed or stored is checked here, once, and every complaint names the field.
+Beyond it the code holds plain frozen values.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sim.metrics import Window
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Settings(BaseModel):
@@ -53,7 +54,19 @@ class PolicySettings(Settings):
     """A policy's name, or ``path.py:Class``, and those of its settings that differ from its defaults."""
 
     name: str
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class LatencySettings(Settings):
+    """What differs from the built-in latency model's own settings (profiler.roofline); None keeps those."""
+
+    dtype: Literal["bf16", "fp8"] | None = None
+    gemm: Share | None = None
+    attention: Share | None = None
+    bandwidth: Share | None = None
+    pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    launch_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    reserve_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 def _named_policy(value: object) -> object:
@@ -64,12 +77,11 @@ class RunConfig(Settings):
     """One run.
 
     arrivals: how requests arrive, in the words of ``bulletsim traces``; None keeps the trace's own times.
-    rate: requests a second over all instances; with arrivals left out, recorded times are rescaled to it and a
-        trace of lengths alone gets Poisson arrivals at it.
-    kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device memory that
-        weights and KV may take together.
+    rate: requests a second over all instances; with arrivals left out, recorded times are rescaled to it
+        and a trace of lengths alone gets Poisson arrivals at it.
+    kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
+        memory that weights and KV may take together.
     oversized: what to do with a request that could never fit: stop before the run, or reject it.
-    latency: settings of the latency model; empty means the built-in one of model and device.
     version, trace_sha256: what the run was made with; checked when it is repeated.
     """
 
@@ -85,12 +97,13 @@ class RunConfig(Settings):
     slo: SloSettings = SloSettings()
     seed: Annotated[int, Field(ge=0)] = 0
     queue_limit: Count | None = None
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    memory_fraction: Share = 0.9
     kv_blocks: Count | None = None
     block_tokens: Count = 16
     until_s: Seconds | None = None
     oversized: Literal["error", "reject"] = "error"
     window: WindowSettings = WindowSettings()
+    latency: LatencySettings = LatencySettings()
     version: str | None = None
     trace_sha256: str | None = None
 
@@ -114,7 +127,10 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def checked(model: type[Checked], data: object, where: str) -> Checked:
-    """``data`` as a ``model``. Raises ValueError: one line naming ``where``, the field, the value and the fault."""
+    """``data`` as a ``model``.
+
+    Raises ValueError: one line naming ``where``, the field, the value and the fault.
+    """
     try:
         return model.model_validate(data)
     except ValidationError as error:

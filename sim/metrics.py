@@ -26,8 +26,9 @@ equality. For the whole run:
     utilisation         = SM-seconds held by steps / (instances * SMs * time from first arrival to end)
     source share        = seconds of steps predicted from each source / seconds of all steps
 
-A quantile q of N sorted values x[0..N-1] is x[h] at h = q (N - 1), linear between neighbours (type 7 of Hyndman
-and Fan, numpy's default). ITL quantiles are those of the sample with every value repeated as often as it was seen.
+A quantile q of N sorted values x[0..N-1] is x[h] at h = q (N - 1), linear between neighbours (type 7 of
+Hyndman and Fan, numpy's default). ITL quantiles are those of the sample with every value repeated as often as
+it was seen.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Window:
         if not len(arrival):
             return np.zeros(0, np.bool_)
         first, last = arrival.min() + self.warmup_s, arrival.max() - self.drain_s
-        return (arrival >= first) & (arrival <= last)
+        inside: Mask = (arrival >= first) & (arrival <= last)
+        return inside
 
 
 WHOLE_RUN = Window()
@@ -92,7 +94,7 @@ WHOLE_RUN = Window()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The summary of a run; times in seconds, rates per second and GPU, None where there is nothing to measure."""
+    """The summary of a run: seconds, rates a second and GPU, None where there is nothing to measure."""
 
     gpus: int
     arrived: int
@@ -158,14 +160,15 @@ def ttft_limits_s(records: Records, slo: SLO) -> Floats:
 
 def meets_ttft(records: Records, slo: SLO) -> Mask:
     """Which requests finished with their first token in time, shape (n,)."""
-    in_time: Mask = ttft_s(records) <= ttft_limits_s(records, slo)
-    return in_time & (records.state == FINISHED)
+    met: Mask = (ttft_s(records) <= ttft_limits_s(records, slo)) & (records.state == FINISHED)
+    return met
 
 
 def meets_tpot(records: Records, slo: SLO) -> Mask:
     """Which requests finished within the TPOT limit or with one token, shape (n,)."""
     tpot = tpot_s(records)
-    return (np.isnan(tpot) | (tpot <= slo.tpot_limit_s)) & (records.state == FINISHED)
+    met: Mask = (np.isnan(tpot) | (tpot <= slo.tpot_limit_s)) & (records.state == FINISHED)
+    return met
 
 
 def attaining(records: Records, slo: SLO) -> Mask:
@@ -224,9 +227,9 @@ def summarise(result: RunResult, slo: SLO, gpus: int, window: Window = WHOLE_RUN
         normalised_s=distribution(normalised_s(records)[inside]),
         queueing_s=distribution(queueing_s(records)[inside]),
         makespan_s=makespan,
-        requests_per_s_per_gpu=per_gpu(np.sum(inside & (records.state == FINISHED))),
+        requests_per_s_per_gpu=per_gpu(int((inside & (records.state == FINISHED)).sum())),
         tokens_per_s_per_gpu=per_gpu(records.generated_tokens[inside].sum()),
-        goodput_per_s_per_gpu=per_gpu(np.sum(inside & met)),
+        goodput_per_s_per_gpu=per_gpu(int((inside & met).sum())),
         attainment=_share(met, inside),
         ttft_attainment=_share(meets_ttft(records, slo), inside),
         tpot_attainment=_share(meets_tpot(records, slo), inside),

@@ -1,7 +1,7 @@
 """A run on disk: a directory that holds its settings, one row a request, one row a step, and the summary.
 
-It is written under a temporary name beside its target and renamed when complete, so that a directory with the right
-name is always whole. Equal runs give equal bytes: no file holds a time of day or a path of this machine.
+It is written under a temporary name beside its target and renamed when complete, so that a directory with the
+right name is always whole. Equal runs give equal bytes: no file holds a time of day.
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ def complete_or_absent(target: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_run(
-    target: Path, config: RunConfig, result: RunResult, metrics: Metrics, *, force: bool = False
-) -> None:
+def write_run(target: Path, config: RunConfig, result: RunResult, metrics: Metrics, *, force: bool = False) -> None:
     """Leaves the run at ``target``. Raises ValueError where that exists and ``force`` is off."""
     check_target(target, force)
     with complete_or_absent(target) as directory:

@@ -1,0 +1,1 @@
+"""The command ``bulletsim``: thin layers over the documented Python calls."""

@@ -1,0 +1,91 @@
+"""What commands print: tables of at most 80 columns for people, one JSON document for programs, progress."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+WIDTH = 80
+
+
+def print_json(document: Mapping[str, Any] | Sequence[Any]) -> None:
+    """The document on stdout, where nothing else goes with ``--json``."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def note(text: str) -> None:
+    """One line for people, on stderr."""
+    print(text, file=sys.stderr)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Aligned columns: the first ``left`` to the left, the others, which are numbers, to the right."""
+    lines = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    text = []
+    for line in lines:
+        cells = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        text.append("  ".join(cells).rstrip())
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([text[0], rule, *text[1:]])
+
+
+def number(value: float | None, scale: float = 1.0, digits: int = 3) -> str:
+    """``value * scale`` to some significant digits without an exponent; a dash where there is none."""
+    if value is None:
+        return "-"
+    scaled = value * scale
+    if abs(scaled) >= 10 ** (digits - 1):
+        return f"{scaled:.0f}"
+    return f"{scaled:#.{digits}g}".rstrip(".") if abs(scaled) >= 1e-4 or not scaled else f"{scaled:.1e}"
+
+
+@contextmanager
+def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int, str], None]]:
+    """Gives a function to be told (done, text).
+
+    On a terminal it moves a bar that goes away at the end; where stderr is a pipe it prints a line at every tenth
+    of ``total``; ``quiet`` says nothing.
+    """
+    if quiet:
+        yield lambda done, text: None
+    elif sys.stderr.isatty():
+        with _bar(what, total) as tell:
+            yield tell
+    else:
+        yield _lines(what, total)
+
+
+@contextmanager
+def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed}/{task.total} {task.fields[text]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total, text="")
+        yield lambda done, text: bars.update(task, completed=done, text=text)
+
+
+def _lines(what: str, total: int | None) -> Callable[[int, str], None]:
+    printed = 0
+
+    def tell(done: int, text: str) -> None:
+        nonlocal printed
+        tenth = done * 10 // total if total else 0
+        if tenth > printed:
+            printed = tenth
+            note(f"{what}: {done}/{total} {text}".rstrip())
+
+    return tell

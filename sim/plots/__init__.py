@@ -1,0 +1,1 @@
+"""Figures from results: a sweep's frontier and latencies, a run's timeline."""

@@ -1,0 +1,103 @@
+"""Latency and SLO attainment against offered load: who keeps the SLO, and up to what rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sim.metrics import TARGET_ATTAINMENT
+from sim.plots.series import Panel, panels
+from sim.plots.style import GREY, Look, figure, legend_above, looks, styled
+from sim.sweep import Row
+
+X_LABEL = "Offered load (requests/s per GPU)"
+
+
+def frontier(rows: Sequence[Row]) -> Figure:
+    """P90 TTFT, P90 TPOT and attainment with its knees; one row of panels a workload.
+
+    Raises ValueError where no row has a rate.
+    """
+    found = panels(rows)
+    with styled():
+        drawing = figure(7.2, 0.55 + 2.0 * len(found))
+        grid = drawing.subplots(len(found), 3, squeeze=False)
+        shown = looks((curve.label, curve.policy) for panel in found for curve in panel.curves)
+        for panel, (ttft, tpot, met) in zip(found, grid, strict=True):
+            ttft.set_title(panel.title)
+            draw_metric(ttft, panel, "ttft_p90_s", "P90 TTFT (s)", shown, log=True)
+            draw_metric(tpot, panel, "tpot_p90_s", "P90 TPOT (ms)", shown, scale=1e3)
+            limit_line(tpot, panel.slo["slo_tpot_s"], scale=1e3)
+            _draw_attainment(met, panel, shown)
+        for axes in grid[-1]:
+            axes.set_xlabel(X_LABEL)
+        legend_above(drawing, grid[0][0])
+    return drawing
+
+
+def draw_metric(
+    axes: Axes,
+    panel: Panel,
+    column: str,
+    label: str,
+    shown: Mapping[str, Look],
+    *,
+    scale: float = 1.0,
+    log: bool = False,
+) -> None:
+    """One column of every curve, times ``scale``."""
+    for curve in panel.curves:
+        points = curve.points(column)
+        shown[curve.label].plot(axes, [x for x, _ in points], [y * scale for _, y in points], curve.label)
+    axes.set_ylabel(label)
+    axes.set_xlim(left=0)
+    if log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def limit_line(axes: Axes, limit: float | None, *, scale: float = 1.0, name: str = "SLO", below: bool = False) -> None:
+    """A limit as a grey dashed line, named at its left end where curves are low; nothing where there is none."""
+    if limit is None:
+        return
+    axes.axhline(limit * scale, color=GREY, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
+    axes.annotate(
+        name,
+        (0, limit * scale),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, -2 if below else 2),
+        textcoords="offset points",
+        va="top" if below else "bottom",
+        fontsize=7,
+        color=GREY,
+    )
+
+
+def _draw_attainment(axes: Axes, panel: Panel, shown: Mapping[str, Look]) -> None:
+    draw_metric(axes, panel, "attainment", "SLO attainment (%)", shown, scale=100.0)
+    axes.set_ylim(0, 102)
+    limit_line(axes, TARGET_ATTAINMENT, scale=100.0, name=f"{TARGET_ATTAINMENT:.0%}", below=True)
+    knees = [(shown[curve.label], found) for curve in panel.curves if (found := curve.knee())]
+    for look, found in knees:
+        if found.kind == "crossing" and found.rate is not None:
+            _ring(axes, found.rate, look)
+    for place, (look, found) in enumerate(reversed(knees)):
+        height = 0.06 + 0.09 * place
+        axes.plot(0.05, height, look.marker, color=look.colour, markersize=3.5, transform=axes.transAxes, zorder=4)
+        text = str(found).replace(">=", "\N{GREATER-THAN OR EQUAL TO}")
+        _write(axes, 0.09, height, text, look.colour)
+    if knees:
+        _write(axes, 0.03, 0.06 + 0.09 * len(knees), "knee", GREY)
+
+
+def _ring(axes: Axes, rate: float, look: Look) -> None:
+    ring = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": look.colour}
+    axes.plot([rate], [100 * TARGET_ATTAINMENT], linestyle="none", zorder=5, **ring)
+
+
+def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:
+    """Small text at a place given in shares of the panel."""
+    axes.text(x, y, text, transform=axes.transAxes, color=colour, fontsize=7, va="center", zorder=4)

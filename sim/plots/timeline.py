@@ -1,0 +1,121 @@
+"""A run over time: SM shares, batches, the queue and free KV of each instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from sim.plots.style import BLUE, GREY, LANE_COLOURS, ORANGE, VERMILION, figure, styled
+from sim.records import StepLog
+
+Floats = NDArray[np.float64]
+
+BINS = 240
+MOST_INSTANCES = 4
+
+
+def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | None = None) -> Figure:
+    """Four stacked panels an instance, up to four instances side by side.
+
+    ``sms`` is what a device has. Values are means over 1/240 of the span. Raises ValueError where no step ran
+    between ``start_s`` and ``end_s`` (by default the run's end).
+    """
+    end_s = float(steps.end_s.max()) if end_s is None and len(steps) else end_s
+    if end_s is None or not np.any((steps.end_s > start_s) & (steps.start_s < end_s)):
+        raise ValueError(f"no step ran between {start_s} s and {end_s} s")
+    instances = np.unique(steps.instance)[:MOST_INSTANCES]
+    edges = np.linspace(start_s, end_s, BINS + 1)
+    with styled():
+        drawing = figure(7.2 if len(instances) > 1 else 4.6, 5.0)
+        grid = drawing.subplots(4, len(instances), sharex=True, sharey="row", squeeze=False, height_ratios=(3, 3, 2, 2))
+        for column, instance in enumerate(instances):
+            here = np.flatnonzero(steps.instance == instance)
+            here = here[np.argsort(steps.start_s[here], kind="stable")]
+            _draw_shares(grid[0][column], steps, here, edges, sms)
+            _draw_batches(grid[1][column], steps, here, edges)
+            _draw_level(grid[2][column], edges, steps.start_s[here], steps.waiting[here], VERMILION)
+            _draw_level(grid[3][column], edges, steps.start_s[here], steps.free_blocks[here] / 1e3, BLUE)
+            grid[0][column].set_title(f"instance {instance}")
+            grid[3][column].set_xlabel("Time (s)")
+            grid[3][column].set_xlim(start_s, end_s)
+        for axes, label in zip(
+            grid[:, 0], ("SM share (%)", "Tokens in flight", "Waiting\nrequests", "Free KV\nblocks (k)"), strict=True
+        ):
+            axes.set_ylabel(label)
+            axes.set_ylim(bottom=0)
+        drawing.align_ylabels(grid[:, 0])
+        _legend(drawing, grid)
+    return drawing
+
+
+def held(edges: Floats, start_s: Floats, end_s: Floats, value: Floats) -> Floats:
+    """Mean over each bin, shape (bins,), of a value held from start to end of steps that do not overlap, else 0.
+
+    Steps are in order; all of shape (n,), ``edges`` (bins + 1,).
+    """
+    if not len(start_s):
+        return np.zeros(len(edges) - 1)
+    times = np.column_stack((start_s, end_s)).ravel()
+    after = np.cumsum(value * (end_s - start_s))
+    before = np.concatenate(([0.0], after[:-1]))
+    integral = np.interp(edges, times, np.column_stack((before, after)).ravel())
+    means: Floats = np.diff(integral) / np.diff(edges)
+    return means
+
+
+def _draw_shares(axes: Axes, steps: StepLog, here: NDArray[np.intp], edges: Floats, sms: int) -> None:
+    names, layers = [], []
+    for lane, name in enumerate(steps.lane_names):
+        rows = here[(steps.lane[here] == lane) & (steps.sms[here] > 0)]
+        if len(rows):
+            share = held(edges, steps.start_s[rows], steps.end_s[rows], 100.0 * steps.sms[rows] / sms)
+            names.append(name)
+            layers.append(share)
+    if layers:
+        colours = [LANE_COLOURS.get(name, GREY) for name in names]
+        axes.stackplot(_middles(edges), *layers, labels=names, colors=colours, linewidth=0)
+    axes.axhline(100, color=GREY, linewidth=0.6)
+
+
+def _draw_batches(axes: Axes, steps: StepLog, here: NDArray[np.intp], edges: Floats) -> None:
+    prefill = _in_flight(steps, here, edges, steps.prefill_tokens)
+    axes.fill_between(_middles(edges), prefill, color=ORANGE, alpha=0.6, linewidth=0, label="prefill tokens")
+    decode = _in_flight(steps, here, edges, steps.decode_requests)
+    axes.plot(_middles(edges), decode, color=BLUE, linewidth=1.1, label="decode batch")
+    axes.set_yscale("symlog", linthresh=10)
+
+
+def _in_flight(steps: StepLog, here: NDArray[np.intp], edges: Floats, column: NDArray[np.int64]) -> Floats:
+    total = np.zeros(len(edges) - 1)
+    for lane in range(len(steps.lane_names)):
+        rows = here[(steps.lane[here] == lane) & (column[here] > 0)]
+        total += held(edges, steps.start_s[rows], steps.end_s[rows], column[rows].astype(np.float64))
+    return total
+
+
+def _draw_level(axes: Axes, edges: Floats, sampled_s: Floats, values: Floats, colour: str) -> None:
+    """A level known when steps were launched: each value holds until the next, the first from the start."""
+    if not len(sampled_s):
+        return
+    sampled_s = np.concatenate(([min(edges[0], sampled_s[0])], sampled_s[1:]))
+    until = np.concatenate((sampled_s[1:], [max(edges[-1], sampled_s[-1])]))
+    axes.fill_between(_middles(edges), held(edges, sampled_s, until, values), color=colour, alpha=0.25, linewidth=0)
+    axes.plot(_middles(edges), held(edges, sampled_s, until, values), color=colour, linewidth=0.9)
+
+
+def _middles(edges: Floats) -> Floats:
+    middles: Floats = (edges[:-1] + edges[1:]) / 2
+    return middles
+
+
+def _legend(drawing: Figure, grid: Sequence[Sequence[Axes]]) -> None:
+    entries = {}
+    for row in grid[:2]:
+        for axes in row:
+            handles, labels = axes.get_legend_handles_labels()
+            entries.update(zip(labels, handles, strict=True))
+    drawing.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=len(entries))

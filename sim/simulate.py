@@ -1,0 +1,172 @@
+"""From settings to a run: traces, latency model, policy, executor and loop put together, nothing more."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+import policies
+from policies.api import Policy
+from profiler.latency import LatencyModel
+from profiler.roofline import RooflineModel, roofline
+from sim.config import RunConfig, package_version
+from sim.executor import SimExecutor
+from sim.loop import Limits, ServingLoop
+from sim.metrics import Metrics, summarise
+from sim.records import RunResult
+from traces import Trace, load, workload
+from traces.arrival_spec import ArrivalSpec, parse_arrivals
+
+Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """Everything a run needs, checked. ``config`` carries the version and the hash of the trace."""
+
+    config: RunConfig
+    trace: Trace
+    arrivals: ArrivalSpec
+    latency: LatencyModel
+    policy: Policy
+    limits: Limits
+
+    def run(self, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:
+        """Serves the trace. ``progress`` hears (finished requests, simulated seconds)."""
+        config = self.config
+        return ServingLoop(
+            policy=self.policy,
+            arrivals=self.arrivals.source(self.trace, config.seed),
+            latency=self.latency,
+            executor=SimExecutor(latency=self.latency),
+            instances=config.instances,
+            slo=config.slo.value(),
+            limits=self.limits,
+            progress=progress,
+            keep_token_times=keep_token_times,
+        ).run()
+
+
+def prepare(config: RunConfig) -> Prepared:
+    """Builds what ``config`` names, without running it.
+
+    Raises ValueError for a name or setting that does not exist, a model that does not fit its device, a trace that
+    is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
+    """
+    policy, latency = check_names(config)
+    trace = _trace(config)
+    limits = _limits(config, latency)
+    if config.oversized == "error":
+        _check_sizes(trace, limits, config)
+    stamp = {"version": package_version(), "trace_sha256": trace_hash(trace)}
+    if config.trace_sha256 not in (None, stamp["trace_sha256"]):
+        raise ValueError(
+            f"trace {config.trace} is not the one these settings were made with (SHA-256 {stamp['trace_sha256']},"
+            f" expected {config.trace_sha256}); give that trace, or remove trace_sha256"
+        )
+    return Prepared(
+        config=config.model_copy(update=stamp),
+        trace=trace,
+        arrivals=_arrivals(trace, config),
+        latency=latency,
+        policy=policy,
+        limits=limits,
+    )
+
+
+def check_names(config: RunConfig) -> tuple[Policy, RooflineModel]:
+    """The policy and latency model of ``config``; ValueError where a name, a setting or a size is wrong."""
+    policy = policies.load(config.policy.name, config.policy.settings)
+    policy.roles(config.instances)
+    latency = latency_model(config)
+    if config.kv_blocks is None:
+        latency.kv_capacity_tokens(config.memory_fraction)
+    return policy, latency
+
+
+def simulate(config: RunConfig, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:
+    """One run, from settings to its records. Raises ValueError as :func:`prepare` does."""
+    return prepare(config).run(progress=progress, keep_token_times=keep_token_times)
+
+
+def measure(config: RunConfig) -> Metrics:
+    """The summary of one run: what a sweep keeps of a cell."""
+    return summarise(simulate(config), config.slo.value(), config.gpus, config.window.value())
+
+
+def latency_model(config: RunConfig) -> RooflineModel:
+    """The latency model that ``config`` names."""
+    settings = config.latency.model_dump(exclude_none=True)
+    model = roofline(config.model, config.device, config.tensor_parallel, dtype=settings.pop("dtype", None))
+    shares = {name: settings.pop(name) for name in ("gemm", "attention", "bandwidth") if name in settings}
+    efficiencies = dataclasses.replace(model.efficiencies, **shares)
+    return dataclasses.replace(model, efficiencies=efficiencies, **settings)
+
+
+def trace_hash(trace: Trace) -> str:
+    """SHA-256 over lengths and, where there are any, arrival times: equal requests, equal hash."""
+    digest = hashlib.sha256()
+    for column in (trace.prompt_tokens, trace.output_tokens, trace.arrival_s):
+        if column is not None:
+            digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _limits(config: RunConfig, latency: LatencyModel) -> Limits:
+    blocks = config.kv_blocks
+    if blocks is None:
+        tokens = latency.kv_capacity_tokens(config.memory_fraction)
+        blocks = tokens // config.block_tokens
+        if blocks < 1:
+            raise ValueError(
+                f"block_tokens is {config.block_tokens} and only {tokens} tokens of KV fit; use smaller blocks"
+            )
+    return Limits(
+        block_tokens=config.block_tokens,
+        total_blocks=blocks,
+        queue_limit=config.queue_limit,
+        context_tokens=latency.model.max_context,
+        until_s=config.until_s,
+    )
+
+
+def _check_sizes(trace: Trace, limits: Limits, config: RunConfig) -> None:
+    total = trace.prompt_tokens + trace.output_tokens
+    row = int(np.argmax(total))
+    prompt, output = int(trace.prompt_tokens[row]), int(trace.output_tokens[row])
+    misfit = limits.misfit(prompt, output)
+    if not misfit:
+        return
+    limit = (
+        f"{limits.context_tokens} tokens, the context of {config.model}"
+        if misfit == "context"
+        else f"the {limits.total_blocks} KV blocks of {limits.block_tokens} tokens of an instance on {config.device}"
+    )
+    raise ValueError(
+        f"trace {config.trace}, request {trace[row].request_id}: {prompt} prompt + {output} output tokens exceed"
+        f" {limit}; serve the rest with --oversized reject, or choose another model or device"
+    )
+
+
+def _trace(config: RunConfig) -> Trace:
+    if config.trace.startswith("workload:"):
+        return workload(config.trace.removeprefix("workload:"), config.requests or 1000, config.seed)
+    trace = load(config.trace)
+    return trace if config.requests is None else trace[: config.requests]
+
+
+def _arrivals(trace: Trace, config: RunConfig) -> ArrivalSpec:
+    """The process that ``arrivals`` and ``rate`` name together."""
+    if config.arrivals is not None:
+        spec = parse_arrivals(config.arrivals)
+        return spec if config.rate is None else spec.at_rate(config.rate)
+    if trace.arrival_s is not None:
+        spec = ArrivalSpec(kind="recorded")
+        return spec if config.rate is None else spec.at_rate(config.rate)
+    if config.rate is None:
+        raise ValueError(f"trace {config.trace} has no arrival times; give a rate (--rate 4), or arrivals")
+    return ArrivalSpec(kind="poisson", value=config.rate)

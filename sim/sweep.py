@@ -1,0 +1,191 @@
+"""Many runs: in processes or one after the other, resumable, one row each at the end.
+
+A finished cell is one small file named by the hash of its settings and of the package's version, renamed into
+place when whole. Starting the same sweep again, or a larger one, runs only what has no file yet. Cells that
+fail are listed and do not stop the others; an interrupt keeps what is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sim.columns import Columns, plain_column, write_columns
+from sim.config import RunConfig
+from sim.metrics import Metrics
+from sim.records import STATES
+from sim.rundir import write_json
+from sim.sweep_spec import Cell
+
+SPEC = "spec.yaml"
+RESULTS = "results.parquet"
+FAILURES = "failures.json"
+CELLS = "cells"
+
+Runner = Callable[[RunConfig], Metrics]
+Progress = Callable[[int, int], None]
+Row = Mapping[str, Any]
+
+_STATISTICS = ("count", "mean", "p50", "p90", "p95", "p99")
+_DISTRIBUTIONS = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "normalised_s", "queueing_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A cell that raised, and what."""
+
+    cell: str
+    policy: str
+    rate: float | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What a sweep left: rows of finished cells in the cells' order, failures, how many had been done before."""
+
+    rows: Sequence[Row]
+    failures: Sequence[Failure]
+    resumed: int
+
+
+def check_directory(directory: Path) -> None:
+    """Raises ValueError where ``directory`` holds something that is no sweep."""
+    if directory.is_dir() and any(directory.iterdir()) and not (directory / CELLS).is_dir():
+        raise ValueError(f"{directory} is not empty and holds no sweep; choose another --out")
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{directory} is not a directory; choose another --out")
+
+
+def run_sweep(
+    cells: Sequence[Cell],
+    directory: Path,
+    *,
+    run: Runner,
+    spec: Path | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Runs the cells that ``directory`` lacks and writes its results.parquet, failures.json and spec.yaml.
+
+    ``run`` must be importable where ``jobs`` is above 1. ``progress`` hears (finished, all) cells. On
+    KeyboardInterrupt the results so far are written before it goes on.
+    """
+    check_directory(directory)
+    (directory / CELLS).mkdir(parents=True, exist_ok=True)
+    if spec is not None and spec.resolve() != (directory / SPEC).resolve():
+        shutil.copyfile(spec, directory / SPEC)
+    todo = [cell for cell in cells if _stored(directory, cell) is None]
+    resumed, failures = len(cells) - len(todo), []
+    try:
+        for done, failure in enumerate(_outcomes(todo, directory, run, jobs), start=resumed + 1):
+            if failure is not None:
+                failures.append(failure)
+            if progress is not None:
+                progress(done, len(cells))
+    finally:
+        rows = list(_rows(cells, directory))
+        _write_results(directory, rows, failures)
+    return Sweep(rows=rows, failures=failures, resumed=resumed)
+
+
+def load_results(directory: Path) -> list[Row]:
+    """The rows of a sweep, one a finished cell. Raises ValueError where there are none."""
+    file = Columns(directory / RESULTS)
+    if not len(file):
+        raise ValueError(f"{directory / RESULTS} has no rows: no cell of this sweep has finished")
+    columns = [file.values(name) for name in file.names]
+    return [dict(zip(file.names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def _outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterable[Failure | None]:
+    if jobs == 1 or len(todo) < 2:
+        return (_run_cell(cell, directory, run) for cell in todo)
+    return _parallel_outcomes(todo, directory, run, jobs)
+
+
+def _parallel_outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterator[Failure | None]:
+    from joblib import Parallel, delayed, parallel_config
+
+    # One BLAS thread a process: as many as there are cores in each would fight for them.
+    with parallel_config(backend="loky", inner_max_num_threads=1):
+        pool = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+        yield from pool(delayed(_run_cell)(cell, directory, run) for cell in todo)
+
+
+def _run_cell(cell: Cell, directory: Path, run: Runner) -> Failure | None:
+    """Runs one cell and stores it; an exception other than an interrupt becomes a Failure."""
+    try:
+        metrics = run(cell.config)
+    except Exception as error:  # whatever one cell raises, the others go on
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Failure(cell=cell.key, policy=cell.label, rate=cell.config.rate, error=message)
+    path = directory / CELLS / f"{cell.key}.json"
+    partial = path.with_suffix(f".partial-{os.getpid()}")
+    write_json(partial, {"config": cell.config.model_dump(mode="json"), "metrics": metrics.to_dict()})
+    partial.replace(path)
+    return None
+
+
+def _stored(directory: Path, cell: Cell) -> dict[str, Any] | None:
+    """The metrics of a finished cell; None where it has not run, or its file is damaged and it must run
+    again.
+    """
+    try:
+        document = json.loads((directory / CELLS / f"{cell.key}.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    metrics: dict[str, Any] = document["metrics"]
+    return metrics
+
+
+def _rows(cells: Sequence[Cell], directory: Path) -> Iterator[Row]:
+    for cell in cells:
+        metrics = _stored(directory, cell)
+        if metrics is not None:
+            yield {"cell": cell.key, "policy": cell.label} | _settings(cell.config) | _measures(metrics)
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    document = config.model_dump(mode="json")
+    policy, nested = document.pop("policy"), {name: document.pop(name) for name in ("slo", "window")}
+    flat = {f"{group}_{name}": value for group, fields in nested.items() for name, value in fields.items()}
+    del document["version"], document["trace_sha256"]
+    settings = json.dumps(policy["settings"], sort_keys=True)
+    return {"policy_name": policy["name"], "policy_settings": settings} | document | flat
+
+
+def _measures(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A summary as flat columns: ttft_mean_s, ttft_p90_s and so on for distributions."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if name in _DISTRIBUTIONS:
+            stem = name.removesuffix("_s")
+            given = value or {}
+            flat |= {f"{stem}_{part}" + ("" if part == "count" else "_s"): given.get(part) for part in _STATISTICS}
+        elif name == "states":
+            flat |= {state: value[state] for state in STATES}
+        elif name == "source_share":
+            flat |= {f"share_{source}": share for source, share in value.items()}
+        elif name == "reject_reasons":
+            flat |= {f"rejected_{reason}": count for reason, count in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _write_results(directory: Path, rows: Sequence[Row], failures: Sequence[Failure]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    partial = directory / f"{RESULTS}.partial"
+    write_columns(partial, {name: plain_column([row.get(name) for row in rows]) for name in names})
+    partial.replace(directory / RESULTS)
+    listed = directory / FAILURES
+    listed.unlink(missing_ok=True)
+    if failures:
+        document = [{"cell": f.cell, "policy": f.policy, "rate": f.rate, "error": f.error} for f in failures]
+        write_json(listed, {"failures": document})
