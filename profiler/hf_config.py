@@ -19,7 +19,9 @@ _PLAIN_MLP = frozenset(
 )
 _LEARNED_POSITIONS = frozenset({"gpt2", "opt", "gpt_bigcode", "gpt_neo"})
 _TIED_BY_DEFAULT = frozenset({"gpt2", "opt", "falcon", "bloom", "gpt_bigcode", "gpt_neo", "mpt", "cohere"})
-_QK_NORM = frozenset({"qwen3", "qwen3_moe", "gemma3_text", "olmo2"})
+_QK_NORM = ("qwen3", "gemma3", "olmo2")
+_FOUR_TIMES_HIDDEN = frozenset({"gpt2", "falcon", "bloom", "gpt_bigcode", "gptj", "gpt_neo", "mpt"})
+_DEFAULT_CONTEXT = {"falcon": 2048}
 
 _UNSUPPORTED: dict[str, str] = {
     "kv_lora_rank": "multi-head latent attention, whose cache holds one compressed vector a token and no KV heads",
@@ -51,7 +53,7 @@ class _Config(BaseModel):
     hidden: PositiveInt = _names("hidden_size", "n_embd", "d_model", "n_embed")
     heads: PositiveInt = _names("num_attention_heads", "n_head", "n_heads", "num_heads")
     vocab: PositiveInt = _names("vocab_size")
-    max_context: PositiveInt = _names(
+    max_context: PositiveInt | None = _optional(
         "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length"
     )
     intermediate: PositiveInt | None = _optional("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
@@ -109,20 +111,23 @@ def from_hf_config(path: str | Path) -> ModelSpec:
     if _slides(config):
         source += "; sliding-window layers counted as full attention"
     head_dim = config.head_dim or config.hidden // config.heads
+    max_context = config.max_context or _DEFAULT_CONTEXT.get(config.model_type)
+    if max_context is None:
+        raise _rejected(file, "max_position_embeddings is absent and nothing stands in for it")
     return ModelSpec(
         name=file.resolve().parent.name,
         layers=config.layers,
         hidden=config.hidden,
-        intermediate=config.intermediate or 4 * config.hidden,
+        intermediate=_intermediate(file, config),
         heads=config.heads,
         kv_heads=_kv_heads(config),
         head_dim=head_dim,
         vocab=config.vocab,
-        max_context=config.max_context,
+        max_context=max_context,
         tied_embeddings=_tied(config),
-        qk_norm=config.use_qk_norm or config.model_type in _QK_NORM,
+        qk_norm=config.use_qk_norm or config.model_type.startswith(_QK_NORM),
         gated_mlp=config.model_type not in _PLAIN_MLP,
-        learned_positions=config.max_context if config.model_type in _LEARNED_POSITIONS else 0,
+        learned_positions=max_context if config.model_type in _LEARNED_POSITIONS else 0,
         dtype=_dtype(file, config.quantization_config),
         source=source,
         **_experts(file, config),
@@ -168,6 +173,17 @@ def _check_supported(file: Path, data: dict[str, Any], config: _Config) -> None:
 
 def _slides(config: _Config) -> bool:
     return bool(config.sliding_window) and config.use_sliding_window
+
+
+def _intermediate(file: Path, config: _Config) -> int:
+    """Width of a dense MLP; where every layer has experts it does not matter, and theirs stands in."""
+    if config.intermediate is not None:
+        return config.intermediate
+    if config.model_type in _FOUR_TIMES_HIDDEN:
+        return 4 * config.hidden
+    if config.moe_intermediate is not None and not _dense_layers(config):
+        return config.moe_intermediate
+    raise _rejected(file, "intermediate_size is absent and nothing stands in for it")
 
 
 def _kv_heads(config: _Config) -> int:
