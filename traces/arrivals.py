@@ -138,7 +138,8 @@ def between(trace: Trace, start_s: float, end_s: float | None = None) -> Trace:
         raise TraceError(
             f"{trace.name}: nothing arrives between {start_s:g} s and {until_s:g} s; the last request is at {last:g} s"
         )
-    return _placed(chosen, recorded(chosen) - start_s, f"slice from {start_s:g} s to {until_s:g} s")
+    end = "the end" if end_s is None else f"{end_s:g} s"
+    return _placed(chosen, recorded(chosen) - start_s, f"slice from {start_s:g} s to {end}")
 
 
 def first(trace: Trace, requests: int) -> Trace:

@@ -7,7 +7,7 @@ where it is not, the hash of what came is reported and nothing vouches for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +151,7 @@ CATALOGUE: dict[str, PublicTrace] = {
 
 def cache_folder() -> Path:
     """Where fetched traces are kept unless told otherwise: the user's cache folder."""
-    import pooch
+    import pooch  # type: ignore[import-untyped]
 
     return Path(pooch.os_cache("bulletsim")) / "traces"
 
@@ -169,11 +169,18 @@ def known(name: str) -> PublicTrace:
     return CATALOGUE[name]
 
 
-def fetch(name: str, folder: Path | None = None, base_url: str | None = None) -> Path:
+def fetch(
+    name: str,
+    folder: Path | None = None,
+    base_url: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Path:
     """The file of a catalogue trace, brought into ``folder`` unless it is there already.
 
-    ``base_url`` is a mirror that has the file under its own name. The file appears only when it has come
-    whole and, where its hash is known, unchanged. Raises TraceError if it cannot be had.
+    ``base_url`` is a mirror that has the file under its own name; ``progress`` hears the bytes that have come.
+    The file appears only when it has come whole and, where its hash is known, unchanged. Raises TraceError
+    if it cannot be had.
     """
     import pooch
 
@@ -186,7 +193,9 @@ def fetch(name: str, folder: Path | None = None, base_url: str | None = None) ->
                 known_hash=None if entry.sha256 is None else f"sha256:{entry.sha256}",
                 fname=entry.file,
                 path=folder or cache_folder(),
-                downloader=pooch.HTTPDownloader(timeout=_TIMEOUT_S),
+                downloader=pooch.HTTPDownloader(
+                    progressbar=False if progress is None else _Teller(progress), timeout=_TIMEOUT_S
+                ),
             )
     except ValueError:
         raise TraceError(
@@ -200,6 +209,24 @@ def fetch(name: str, folder: Path | None = None, base_url: str | None = None) ->
             "give its path"
         ) from None
     return Path(path)
+
+
+class _Teller:
+    """A progress bar as pooch wants one, which passes the bytes on."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self.total = 0
+        self._tell, self._done = tell, 0
+
+    def update(self, count: int) -> None:
+        self._done += count
+        self._tell(self._done)
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 @contextmanager

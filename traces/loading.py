@@ -41,7 +41,7 @@ def load(path: str | Path, format: str | None = None, *, options: ReadOptions | 
     if format is not None and not path.is_dir():
         _readable(path, name)
     rows = FORMATS[name].read(path, options or ReadOptions())
-    return assemble(rows, Provenance(source=path.name, format=name, sha256=_sha256(path)), path.stem)
+    return assemble(rows, Provenance(source=path.name, format=name, sha256=sha256(path)), path.stem)
 
 
 def detect(path: Path) -> str:
@@ -140,10 +140,10 @@ def _binned(arrivals: FloatColumn, provenance: Provenance) -> Provenance:
     return provenance
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     """The file's hash; of a folder, the hash of its files' names and hashes."""
     if path.is_dir():
-        listing = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(path.glob("chunk-*")))
+        listing = "".join(f"{sha256(file)}  {file.name}\n" for file in sorted(path.glob("chunk-*")))
         return hashlib.sha256(listing.encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,7 @@ import numpy as np
 
 from traces.errors import TraceError
 from traces.request import FloatColumn, IntColumn, Trace
-from traces.statistics import LEAST_WINDOWS, summarise, window_counts
+from traces.statistics import summarise, window_counts
 
 ENDINGS = (".png", ".svg", ".pdf")
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -50,6 +50,7 @@ def draw(trace: Trace, path: Path) -> None:
     rows = 1 if trace.arrival_s is None else 2
     with rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "trace"}):
         figure = Figure(figsize=(6.0, 2.6 * rows), layout="constrained")
+        figure.suptitle(f"{trace.name}: {len(trace):,} requests")
         panels = figure.subplots(rows, 1, squeeze=False)[:, 0]
         _draw_lengths(panels[0], trace)
         if trace.arrival_s is not None:
@@ -75,8 +76,7 @@ def _draw_lengths(panel: Any, trace: Trace) -> None:
     panel.set_ylim(0, 1.02)
     panel.set_xlabel("tokens")
     panel.set_ylabel("share of requests")
-    panel.set_title(f"{trace.name}: {len(trace):,} requests", loc="left")
-    panel.legend(frameon=False)
+    _legend_above(panel)
 
 
 def _draw_arrivals(panel: Any, arrivals: FloatColumn) -> None:
@@ -85,16 +85,28 @@ def _draw_arrivals(panel: Any, arrivals: FloatColumn) -> None:
         panel.text(0.5, 0.5, "all requests arrive at once", ha="center", transform=panel.transAxes)
         panel.set_axis_off()
         return
-    window_s = max(span_s / 300, min(1.0, span_s / LEAST_WINDOWS))
+    window_s = _round_window(span_s / 300)
     rates = window_counts(arrivals, window_s) / window_s
     unit_s, unit = (3600.0, "h") if span_s > 7200 else (60.0, "min") if span_s > 300 else (1.0, "s")
     edges = np.arange(len(rates) + 1) * window_s / unit_s
     panel.stairs(rates, edges, fill=True, color=_BLUE, alpha=0.6)
-    panel.axhline((len(arrivals) - 1) / span_s, color="black", linewidth=0.8, linestyle=":")
+    mean = (len(arrivals) - 1) / span_s
+    panel.axhline(mean, color="black", linewidth=0.8, linestyle=":", label=f"mean: {mean:.3g} requests/s")
     panel.set_xlim(0, span_s / unit_s)
     panel.set_ylim(0, None)
     panel.set_xlabel(f"time ({unit})")
-    panel.set_ylabel(f"requests/s in {window_s:.3g} s")
+    panel.set_ylabel(f"requests/s in {window_s:g} s")
+    _legend_above(panel)
+
+
+def _round_window(least_s: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten seconds that is ``least_s`` or more."""
+    power = 10.0 ** np.floor(np.log10(least_s))
+    return float(next(step * power for step in (1, 2, 5, 10) if step * power >= least_s))
+
+
+def _legend_above(panel: Any) -> None:
+    panel.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2)
 
 
 def text_rows(trace: Trace, width: int) -> list[tuple[str, str, str]]:
@@ -102,7 +114,7 @@ def text_rows(trace: Trace, width: int) -> list[tuple[str, str, str]]:
     rows = []
     for what, tokens in (("prompt", trace.prompt_tokens), ("output", trace.output_tokens)):
         counts, edges = length_counts(tokens, width)
-        rows.append((what, bars(counts), f"{edges[0]:,.0f} to {edges[-1]:,.0f} tokens, log axis"))
+        rows.append((what, bars(counts), f"{edges[0]:,.0f} to {edges[-1]:,.0f} tokens (log)"))
     arrivals = summarise(trace).arrivals
     if trace.arrival_s is not None and arrivals is not None and arrivals.span_s:
         rows.append(("arrivals", bars(arrival_counts(trace.arrival_s, width)), f"{arrivals.span_s:,.0f} s"))

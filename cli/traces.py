@@ -1,0 +1,257 @@
+"""``bulletsim traces``: what traces there are, bringing them here, looking at them, converting them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from traces import Trace
+    from traces.statistics import Arrivals, Statistics
+
+app = typer.Typer(help="List, fetch, examine and convert request traces.", no_args_is_help=True)
+
+Source = Annotated[str, typer.Argument(help="A file or folder, workload:NAME, or a fetched name.")]
+FormatName = Annotated[str | None, typer.Option("--format", help="The format, instead of detecting it.")]
+ArrivalForm = Annotated[str | None, typer.Option(help="New arrivals, such as poisson:4 or spread; see docs/traces.md.")]
+Seed = Annotated[int, typer.Option(help="For everything drawn at random.")]
+Limit = Annotated[int | None, typer.Option(help="Requests kept, or drawn from a workload (1,000).")]
+Slice = Annotated[str | None, typer.Option(help="START:END in seconds; either may be left out.")]
+Scale = Annotated[float | None, typer.Option(help="A factor on the rates of a ServeGen folder.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """List the built-in workloads, the public traces and the formats."""
+    from cli.output import print_json, table
+    from traces import CATALOGUE, FORMATS, workloads
+    from traces.catalogue import fetched
+
+    if json:
+        print_json(
+            {
+                "workloads": [
+                    {"name": w.name, "about": w.about, "source": w.source, "source_rows": w.source_rows}
+                    for w in workloads().values()
+                ],
+                "public": [
+                    {
+                        "name": entry.name,
+                        "about": entry.about,
+                        "licence": entry.licence,
+                        "size_bytes": entry.size_bytes,
+                        "sha256": entry.sha256,
+                        "url": entry.url,
+                        "fetched": fetched(entry.name) is not None,
+                    }
+                    for entry in CATALOGUE.values()
+                ],
+                "formats": {name: form.about for name, form in FORMATS.items()},
+            }
+        )
+        return
+    print("Built in (lengths; give them arrivals):\n")
+    built_in = [(f"workload:{w.name}", w.about, f"{w.source_rows:,}") for w in workloads().values()]
+    print(_indented(table(("name", "fitted to", "requests"), built_in, 2)))
+    print("\nPublic, by bulletsim traces fetch NAME (*: here already, ?: no known checksum):\n")
+    rows = [
+        (
+            f"{'*' if fetched(entry.name) else ' '}{'?' if entry.sha256 is None else ' '} {entry.name}",
+            entry.about,
+            _megabytes(entry.size_bytes),
+        )
+        for entry in CATALOGUE.values()
+    ]
+    print(table(("   name", "what", "MB"), rows, 2))
+    print("\nFormats, detected from content:\n")
+    print(_indented(table(("name", "what"), [(name, form.about) for name, form in FORMATS.items()], 2)))
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="A public trace of `bulletsim traces list`.")],
+    to: Annotated[Path | None, typer.Option(help="The folder to put it in, instead of the cache.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="A folder's URL that has the file.")] = None,
+    json: Json = False,
+) -> None:
+    """Fetch a public trace, checked, into the cache."""
+    from cli.output import note, print_json, progress
+    from traces import fetch as bring
+    from traces.catalogue import known
+    from traces.loading import sha256
+
+    entry = known(name)
+    total = None if entry.size_bytes is None else -(-entry.size_bytes // 1_000_000)
+    with progress(f"fetching {name}", total, quiet=json) as tell:
+        path = bring(name, to, mirror, progress=lambda done: tell(done // 1_000_000, "MB"))
+    digest = sha256(path)
+    if entry.sha256 is None:
+        note(f"no checksum of {entry.file} is known: nothing vouches for what came (SHA-256 {digest})")
+    if json:
+        print_json({"name": name, "path": str(path), "sha256": digest, "checked": entry.sha256 is not None})
+    else:
+        print(path)
+
+
+@app.command()
+def info(
+    source: Source,
+    format: FormatName = None,
+    arrivals: ArrivalForm = None,
+    seed: Seed = 0,
+    limit: Limit = None,
+    slice: Slice = None,
+    scale: Scale = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf.")] = None,
+    json: Json = False,
+) -> None:
+    """Show a trace: rate, burstiness, silences, lengths, origin."""
+    from cli.output import note, print_json
+    from traces import summarise
+    from traces.picture import draw
+
+    trace = _opened(source, format, arrivals, seed, limit, slice, scale)
+    statistics = summarise(trace)
+    if picture is not None:
+        draw(trace, picture)
+        note(f"drawn: {picture}")
+    if json:
+        print_json({"name": trace.name, **statistics.as_dict(), "provenance": _provenance(trace)})
+    else:
+        _print_info(trace, statistics)
+
+
+@app.command()
+def convert(
+    source: Source,
+    target: Annotated[Path, typer.Argument(help="The file to write, .csv or .parquet.")],
+    format: FormatName = None,
+    arrivals: ArrivalForm = None,
+    seed: Seed = 0,
+    limit: Limit = None,
+    slice: Slice = None,
+    scale: Scale = None,
+    json: Json = False,
+) -> None:
+    """Write a trace in our own form: cut by --slice, then --limit, then given --arrivals."""
+    from cli.output import print_json
+    from traces import save
+
+    trace = _opened(source, format, arrivals, seed, limit, slice, scale)
+    save(trace, target)
+    if json:
+        print_json({"path": str(target), "requests": len(trace), "provenance": _provenance(trace)})
+    else:
+        print(f"{target}: {len(trace):,} requests")
+        _print_provenance(trace)
+
+
+def _opened(
+    source: str,
+    format: str | None,
+    arrivals: str | None,
+    seed: int,
+    limit: int | None,
+    slice: str | None,
+    scale: float | None,
+) -> Trace:
+    """The trace asked for: cut, limited and with its arrivals. A ServeGen folder is cut before it is generated."""
+    from traces import ReadOptions, between, first, open_trace, parse_arrivals
+
+    spec = None if arrivals is None else parse_arrivals(arrivals)
+    start_s, end_s = _span(slice)
+    generated = Path(source).is_dir()
+    if scale is not None and not generated:
+        raise ValueError("--scale is for ServeGen folders; use --arrivals rescale:RATE for other traces")
+    options = ReadOptions(seed=seed)
+    if generated:
+        options = ReadOptions(seed=seed, scale=1.0 if scale is None else scale, start_s=start_s, end_s=end_s)
+    drawn = limit if source.startswith("workload:") else None
+    trace = open_trace(source, seed, drawn, format=format, options=options)
+    if slice is not None and not generated:
+        trace = between(trace, start_s, end_s)
+    if limit is not None:
+        trace = first(trace, limit)
+    return trace if spec is None else spec.apply(trace, seed)
+
+
+def _span(text: str | None) -> tuple[float, float | None]:
+    if text is None:
+        return 0.0, None
+    start, colon, end = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        span = float(start or 0), float(end) if end else None
+    except ValueError:
+        raise ValueError(f"--slice is {text!r}; give START:END in seconds, such as 600:1200") from None
+    if not 0 <= span[0] < (float("inf") if span[1] is None else span[1]):
+        raise ValueError(f"--slice {text} is empty; give a start of 0 or more and an end after it")
+    return span
+
+
+def _print_info(trace: Trace, statistics: Statistics) -> None:
+    from cli.output import number, table
+    from traces.picture import text_rows
+
+    print(f"{trace.name}: {statistics.requests:,} requests\n")
+    columns = ("mean", "p50", "p90", "p99", "max", "total")
+    rows = [
+        (label, *(f"{getattr(lengths, column):,.0f}" for column in columns))
+        for label, lengths in (("prompt", statistics.prompt_tokens), ("output", statistics.output_tokens))
+    ]
+    print(table(("tokens", *columns), rows))
+    print(f"\nrank correlation of prompt and output: {number(statistics.rank_correlation)}")
+    if statistics.arrivals is None:
+        print("no arrival times: a trace of lengths")
+    else:
+        print("\n" + table(("arrivals", ""), _arrival_rows(statistics.arrivals)))
+    print()
+    for what, bars, extent in text_rows(trace, 40):
+        print(f"{what:9}|{bars}| {extent}")
+    _print_provenance(trace)
+
+
+def _arrival_rows(arrivals: Arrivals) -> list[tuple[str, str]]:
+    from cli.output import number
+
+    window = f"in windows of {number(arrivals.window_s)} s"
+    return [
+        ("span (s)", f"{arrivals.span_s:,.1f}"),
+        ("mean rate (requests/s)", number(arrivals.rate)),
+        ("CV of gaps (1: Poisson)", number(arrivals.gap_cv)),
+        (f"peak to mean {window}", number(arrivals.peak_to_mean)),
+        (f"index of dispersion {window}", number(arrivals.dispersion)),
+        ("silences over 10 s", f"{arrivals.silences:,}"),
+        ("silent in all (s)", f"{arrivals.silent_s:,.0f}"),
+    ]
+
+
+def _print_provenance(trace: Trace) -> None:
+    from textwrap import fill
+
+    origin = trace.provenance
+    print(f"\nfrom {origin.source}, format {origin.format}")
+    for step in origin.notes:
+        print(fill(step, width=80, initial_indent="- ", subsequent_indent="  "))
+
+
+def _provenance(trace: Trace) -> dict[str, Any]:
+    origin = trace.provenance
+    return {
+        "source": origin.source,
+        "format": origin.format,
+        "sha256": origin.sha256,
+        "notes": list(origin.notes),
+    }
+
+
+def _megabytes(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else f"{size_bytes / 1e6:,.1f}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"   {line}" for line in text.splitlines())
