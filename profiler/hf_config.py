@@ -101,24 +101,31 @@ def from_hf_config(path: str | Path) -> ModelSpec:
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    data = _flat(file, _read(file))
+    text = file.read_text(encoding="utf-8")
     try:
-        config = _Config.model_validate(data)
+        return _spec(file, text)
     except ValidationError as error:
-        raise _rejected(file, _first_problem(error)) from None
-    _check_supported(file, data, config)
+        raise ValueError(f"{file}: {_first_problem(error)}") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _spec(file: Path, text: str) -> ModelSpec:
+    data = _flat(_object(text))
+    config = _Config.model_validate(data)
+    _check_supported(data, config)
     source = f"{file.name}, model_type {config.model_type or 'not stated'}"
     if _slides(config):
         source += "; sliding-window layers counted as full attention"
     head_dim = config.head_dim or config.hidden // config.heads
     max_context = config.max_context or _DEFAULT_CONTEXT.get(config.model_type)
     if max_context is None:
-        raise _rejected(file, "max_position_embeddings is absent and nothing stands in for it")
+        raise ValueError("max_position_embeddings is absent and nothing stands in for it")
     return ModelSpec(
         name=file.resolve().parent.name,
         layers=config.layers,
         hidden=config.hidden,
-        intermediate=_intermediate(file, config),
+        intermediate=_intermediate(config),
         heads=config.heads,
         kv_heads=_kv_heads(config),
         head_dim=head_dim,
@@ -128,54 +135,52 @@ def from_hf_config(path: str | Path) -> ModelSpec:
         qk_norm=config.use_qk_norm or config.model_type.startswith(_QK_NORM),
         gated_mlp=config.model_type not in _PLAIN_MLP,
         learned_positions=max_context if config.model_type in _LEARNED_POSITIONS else 0,
-        dtype=_dtype(file, config.quantization_config),
+        dtype=_dtype(config.quantization_config),
         source=source,
-        **_experts(file, config),
+        **_experts(config),
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _object(text: str) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(text)
     except ValueError as error:
-        raise _rejected(file, f"not JSON ({error})") from None
+        raise ValueError(f"not JSON ({error})") from None
     if not isinstance(data, dict):
-        raise _rejected(file, f"holds a {type(data).__name__}; a model's config.json is an object")
+        raise ValueError(f"holds a {type(data).__name__}; a model's config.json is an object")
     return data
 
 
-def _flat(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
     """The language model's own fields; those that only the outer object has, such as quantization, are kept."""
     for name in ("text_config", "llm_config", "language_config"):
         inner = data.get(name)
         if isinstance(inner, dict):
             return {**data, **inner}
         if inner is not None:
-            raise _rejected(file, f"{name} is {inner!r}; it must be an object")
+            raise ValueError(f"{name} is {inner!r}; it must be an object")
     return data
 
 
-def _check_supported(file: Path, data: dict[str, Any], config: _Config) -> None:
+def _check_supported(data: dict[str, Any], config: _Config) -> None:
     for name, reason in _UNSUPPORTED.items():
         if data.get(name) is not None:
-            raise _rejected(file, f"{name} = {data[name]!r}: not supported, it means {reason}")
+            raise ValueError(f"{name} = {data[name]!r}: not supported, it means {reason}")
     if config.is_encoder_decoder:
-        raise _rejected(file, "is_encoder_decoder is true: not supported, only decoder-only models are")
+        raise ValueError("is_encoder_decoder is true: not supported, only decoder-only models are")
     known = ("full_attention", "sliding_attention")
     for layer_type in config.layer_types or ():
         if layer_type not in known:
-            raise _rejected(file, f"layer_types has {layer_type!r}: not supported; known: {', '.join(known)}")
+            raise ValueError(f"layer_types has {layer_type!r}: not supported; known: {', '.join(known)}")
     if config.head_dim is None and config.hidden % config.heads:
-        raise _rejected(
-            file, f"head_dim is absent and hidden size {config.hidden} is no multiple of {config.heads} heads"
-        )
+        raise ValueError(f"head_dim is absent and hidden size {config.hidden} is no multiple of {config.heads} heads")
 
 
 def _slides(config: _Config) -> bool:
     return bool(config.sliding_window) and config.use_sliding_window
 
 
-def _intermediate(file: Path, config: _Config) -> int:
+def _intermediate(config: _Config) -> int:
     """Width of a dense MLP; where every layer has experts it does not matter, and theirs stands in."""
     if config.intermediate is not None:
         return config.intermediate
@@ -183,7 +188,7 @@ def _intermediate(file: Path, config: _Config) -> int:
         return 4 * config.hidden
     if config.moe_intermediate is not None and not _dense_layers(config):
         return config.moe_intermediate
-    raise _rejected(file, "intermediate_size is absent and nothing stands in for it")
+    raise ValueError("intermediate_size is absent and nothing stands in for it")
 
 
 def _kv_heads(config: _Config) -> int:
@@ -198,14 +203,14 @@ def _tied(config: _Config) -> bool:
     return config.model_type in _TIED_BY_DEFAULT or config.model_type.startswith("gemma")
 
 
-def _experts(file: Path, config: _Config) -> _Experts:
+def _experts(config: _Config) -> _Experts:
     if not config.experts or config.experts == 1:
         return {}
     if config.experts_per_token is None:
-        raise _rejected(file, f"{config.experts} experts but num_experts_per_tok is absent")
+        raise ValueError(f"{config.experts} experts but num_experts_per_tok is absent")
     width = config.moe_intermediate or config.intermediate
     if width is None:
-        raise _rejected(file, f"{config.experts} experts but neither moe_intermediate_size nor intermediate_size")
+        raise ValueError(f"{config.experts} experts but neither moe_intermediate_size nor intermediate_size")
     return {
         "experts": config.experts,
         "experts_per_token": config.experts_per_token,
@@ -222,7 +227,7 @@ def _dense_layers(config: _Config) -> int:
     return len(dense)
 
 
-def _dtype(file: Path, quantization: dict[str, Any] | None) -> DType:
+def _dtype(quantization: dict[str, Any] | None) -> DType:
     """bf16 for any 16- or 32-bit checkpoint, as engines serve them; fp8 where weights are; others raise."""
     if quantization is None:
         return "bf16"
@@ -236,8 +241,7 @@ def _dtype(file: Path, quantization: dict[str, Any] | None) -> DType:
         weights = [group.get("weights") or {} for group in groups.values() if isinstance(group, dict)]
         if all(part.get("num_bits") == 8 and part.get("type") == "float" for part in weights):
             return "fp8"
-    raise _rejected(
-        file,
+    raise ValueError(
         f"quantization_config quant_method {method!r}: not supported; known: fp8, fbgemm_fp8, modelopt FP8 and "
         f"compressed-tensors with 8-bit float weights. Take the unquantized model's config instead",
     )
@@ -249,7 +253,3 @@ def _first_problem(error: ValidationError) -> str:
     if problem["type"] == "missing":
         return f"{name} is absent and nothing stands in for it"
     return f"{name} is {problem['input']!r}: {problem['msg']}"
-
-
-def _rejected(file: Path, problem: str) -> ValueError:
-    return ValueError(f"{file}: {problem}")
