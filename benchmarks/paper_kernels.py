@@ -39,6 +39,8 @@ HALVING_PROMPTS = (512, 1024, 2048, 4096, 8192, 16384)
 HALVING_BATCHES = (1, 4, 16, 32, 64, 96, 128, 256)
 HALVING_CONTEXTS = (512, 2048, 8192, 16384)
 
+RTX4090_TOKENS = (1, 16, 64, 256, 1024, 2048)
+
 PROFILES = {
     "A100-80G": "a100_sxm_sglang-0.5.10",
     "H100": "h100_sxm_vllm-0.24.0",
@@ -283,6 +285,24 @@ def print_scaling(shared: Path) -> None:
     table("Decode by SMs, A100, 8B: slowdown", ("shape", "SMs", "ours", "derived curve"), rows)
 
 
+def print_rtx4090(shared: Path) -> None:
+    """One layer's products on an RTX 4090, which nothing here was derived from."""
+    folder = shared / "silicon" / "vllm_rtx4090_llama31_8b"
+    if not folder.is_dir():
+        print("\nRTX 4090 kernels skipped: no silicon folder at --shared")
+        return
+    with (folder / "kernels_dense.csv").open(newline="") as file:
+        measured = {(row["layer"], int(row["tokens"])): float(row["time_us"]) / 1e6 for row in csv.DictReader(file)}
+    model, rows = roofline("Llama-3.1-8B", "RTX-4090"), []
+    names = {"qkv": "qkv_proj", "o": "o_proj", "gate_up": "gate_up_proj", "down": "down_proj"}
+    for tokens in RTX4090_TOKENS:
+        parts = model.breakdown(Work(prefill=((tokens, 0),)), model.device.sms)
+        ours = {part.kernel.name: part.seconds / part.kernel.runs for part in parts}
+        rows.append((tokens, *(ours[name] / measured[theirs, tokens] for name, theirs in names.items())))
+    table("RTX 4090, Llama-3.1-8B: time of products over measured time", ("tokens", *names), rows)
+    print(f"\nKV capacity at 0.9 of its memory: {model.kv_capacity_tokens(0.9)} tokens (vLLM: 41408)")
+
+
 def print_measured(shared: Path) -> None:
     """Efficiencies in measured tables that the defaults were not derived from."""
     kinds = (
@@ -309,6 +329,7 @@ def main() -> None:
     print_scaling(shared)
     if (shared / "profiles").is_dir():
         print_measured(shared)
+    print_rtx4090(shared)
     rows = [(name, f"{1e6 * seconds:.2f}") for name, seconds in speeds().items()]
     table(f"Microseconds a call ({cpu_name()}, one core)", ("call", "us"), rows)
 

@@ -10,7 +10,7 @@ from profiler.specs import DeviceSpec, ModelSpec
 GIB = 1 << 30
 MIB = 1 << 20
 
-_MEMORY = "datasheet capacity, read as GiB as the driver reports it; ECC and the driver keep 1-6 % of it"
+_MEMORY = "datasheet capacity, which is in GiB, less 1 % that the driver keeps (assumed)"
 _PORT_KNEE = "assumed: A100's 30 SMs are 75 % of 64 B/clock per SM; the same 75 % at this boost clock"
 _LATENCY = "assumed: one small all-reduce or the start of one copy"
 _GREEN = "green contexts grant multiples of 8 SMs from compute capability 9.0"
@@ -23,7 +23,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         bf16_flops=312e12,
         fp8_flops=None,
         dram_bytes_per_s=2.039e12,
-        memory_bytes=80 * GIB,
+        memory_bytes=80 * GIB * 99 // 100,
         l2_bytes=40 * MIB,
         link_bytes_per_s=300e9,
         link_latency_s=10e-6,
@@ -47,7 +47,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         bf16_flops=989.4e12,
         fp8_flops=1978.9e12,
         dram_bytes_per_s=3.35e12,
-        memory_bytes=80 * GIB,
+        memory_bytes=80 * GIB * 99 // 100,
         l2_bytes=50 * MIB,
         link_bytes_per_s=450e9,
         link_latency_s=10e-6,
@@ -71,7 +71,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         bf16_flops=989.4e12,
         fp8_flops=1978.9e12,
         dram_bytes_per_s=4.8e12,
-        memory_bytes=141 * GIB,
+        memory_bytes=141 * GIB * 99 // 100,
         l2_bytes=60 * MIB,
         link_bytes_per_s=450e9,
         link_latency_s=10e-6,
@@ -96,7 +96,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         bf16_flops=148e12,
         fp8_flops=296e12,
         dram_bytes_per_s=4.0e12,
-        memory_bytes=96 * GIB,
+        memory_bytes=96 * GIB * 99 // 100,
         l2_bytes=60 * MIB,
         link_bytes_per_s=450e9,
         link_latency_s=10e-6,
@@ -119,7 +119,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         bf16_flops=362.05e12,
         fp8_flops=733e12,
         dram_bytes_per_s=864e9,
-        memory_bytes=48 * GIB,
+        memory_bytes=45 * GIB * 99 // 100,
         l2_bytes=96 * MIB,
         link_bytes_per_s=32e9,
         link_latency_s=20e-6,
@@ -129,7 +129,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         sources=(
             ("sms, bf16_flops, fp8_flops, dram_bytes_per_s", "NVIDIA L40S datasheet, dense"),
             ("l2_bytes", "NVIDIA Ada GPU architecture whitepaper, AD102"),
-            ("memory_bytes", _MEMORY),
+            ("memory_bytes", "datasheet capacity of 48 GiB, less 1/16 for ECC and 1 % for the driver (assumed)"),
             ("link_bytes_per_s", "NVIDIA L40S datasheet: PCIe 4.0 x16, 64 GB/s both ways; no NVLink"),
             ("link_latency_s", f"{_LATENCY}, over PCIe"),
             ("bandwidth_knee_sms", f"{_PORT_KNEE}, 2.52 GHz"),
@@ -143,7 +143,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
         bf16_flops=165.2e12,
         fp8_flops=330.3e12,
         dram_bytes_per_s=1.008e12,
-        memory_bytes=24 * GIB,
+        memory_bytes=25_250_627_584,
         l2_bytes=72 * MIB,
         link_bytes_per_s=32e9,
         link_latency_s=20e-6,
@@ -155,7 +155,7 @@ DEVICES: tuple[DeviceSpec, ...] = (
                 "sms, bf16_flops, fp8_flops, dram_bytes_per_s, l2_bytes",
                 "NVIDIA Ada GPU architecture whitepaper, dense with FP32 accumulation",
             ),
-            ("memory_bytes", _MEMORY),
+            ("memory_bytes", "the device's own property"),
             ("link_bytes_per_s", "PCIe 4.0 x16, 64 GB/s both ways; no NVLink and no peer copies"),
             ("link_latency_s", f"{_LATENCY}, over PCIe"),
             ("bandwidth_knee_sms", f"{_PORT_KNEE}, 2.52 GHz"),
