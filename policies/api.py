@@ -153,11 +153,13 @@ class Observation(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A finished request, as its server saw it. ``tpot_s`` is None for a single token."""
+    """A finished request against the SLO: TTFT and TPOT over their limits, 0 where there is no limit.
 
-    prompt_tokens: int
-    ttft_s: float
-    tpot_s: float | None
+    ``tpot_ratio`` is None for a single token.
+    """
+
+    ttft_ratio: float
+    tpot_ratio: float | None
 
 
 class View(Protocol):
@@ -224,6 +226,14 @@ class View(Protocol):
     @property
     def outcomes(self) -> Sequence[Outcome]:
         """The last finished requests of this instance, oldest first."""
+        ...
+
+    def decode_slack_s(self, share: float) -> float:
+        """The longest next decode step after which ``share`` of the decoding requests have TPOT within the SLO.
+
+        A request with g tokens whose first came t seconds ago has a TPOT of (t + T) / g after a step of T seconds.
+        Infinite without a TPOT SLO or requests, negative where no step is short enough.
+        """
         ...
 
     @property

@@ -7,7 +7,7 @@ a new batch, of the whole queue) and the TPOT of what is decoding, and splits th
 - TPOT holds: decode gets the fewest SMs with which it still will, prefill the rest (prefill first: the shorter the
   prefill, the larger the decode batches);
 - TPOT does not hold but TTFT does: prefill gets the fewest SMs with which it still will, decode the rest;
-- neither holds: the split with the least max(TTFT / SLO, TPOT / SLO).
+- neither holds: the split with the least max(TTFT / SLO, TPOT / SLO), over what can still be changed.
 
 The queue is taken shortest prefill first when that breaks no TTFT SLO that would hold. A batch takes requests until its
 arithmetic intensity reaches the ridge of its SMs. While pending TTFTs are in danger decode pauses for as long as its
@@ -20,20 +20,20 @@ and the last 100 finished), how much of a long queue is forecast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from policies.admission import Relief, blocks_for, relieve
-from policies.api import Chunk, Decision, LaneView, RequestProgress, Role, Router, Step, View
+from policies.api import Chunk, Decision, LaneView, Outcome, RequestProgress, Role, Router, Step, View
 from policies.forecast import (
     TtftForecast,
     batch_to_ridge,
-    decode_allowance_s,
     fewest,
     forecast_queue,
     percentile,
     shortest_first,
-    tpot_ratio,
 )
 from policies.routing import LeastLoaded
 from profiler.work import Work
@@ -41,23 +41,27 @@ from profiler.work import Work
 PREFILL, DECODE = "prefill", "decode"
 
 
-class Split(NamedTuple):
-    """SMs of each phase; the memo of this policy."""
+class State(NamedTuple):
+    """This policy's memo: the split, and the TPOT percentile (over its limit) of the requests finished so far."""
 
     prefill_sms: int
     decode_sms: int
+    latest: Outcome | None = None
+    past_tpot: float = 0.0
 
 
 class PrefillPlan(NamedTuple):
     """The batch that prefill is on, or would start: its next layer group, and the TTFTs it leads to.
 
-    ``left_s`` is what remains of the batch at ``reference_sms``.
+    ``whole_s`` is what its remaining layers take on ``reference_sms``, ``left_s`` the same less the time that those in
+    flight have run.
     """
 
     chunks: tuple[Chunk, ...]
     layers: int
     group: Work
     left: Work
+    whole_s: float
     left_s: float
     reference_sms: int
     forecast: TtftForecast
@@ -107,73 +111,75 @@ class Bullet:
 
     def decide(self, view: View) -> Decision:
         prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
-        before = view.memo if isinstance(view.memo, Split) else Split(view.sms, view.sms)
+        before = view.memo if isinstance(view.memo, State) else State(view.sms, view.sms)
         if decode.busy:
             relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
         elif prefill.busy and not view.decoding:
             return Decision((), before)
         else:
             relief = relieve(view)
-        plan = self._plan(view, prefill, relief, before)
-        split = self._split(view, plan, relief.decodes, before)
-        steps: list[Step] = []
-        decoding = decode.busy
-        if not decode.busy and relief.decodes and not (plan and self._may_pause(view, plan, split)):
-            sms = self._decode_sms(view, plan, split)
-            steps.append(Step(DECODE, sms, decode=True, preempt=relief.victims))
-            decoding = True
-        if plan and not prefill.busy:
-            sms = split.prefill_sms if decoding else view.sms
-            steps.append(Step(PREFILL, sms, prefill=plan.chunks, layers=plan.layers))
-        return Decision(tuple(steps), split)
+        plan = self._plan(view, prefill, relief, before.prefill_sms)
+        if plan is None:
+            sms, state = view.sms, before._replace(prefill_sms=view.sms, decode_sms=view.sms)
+            steps = () if decode.busy or not relief.decodes else (Step(DECODE, sms, (), None, True, relief.victims),)
+            return Decision(steps, state)
+        return self._share(view, plan, relief, before)
 
-    def _plan(self, view: View, lane: LaneView, relief: Relief, before: Split) -> PrefillPlan | None:
-        sms = before.prefill_sms
+    def _share(self, view: View, plan: PrefillPlan, relief: Relief, before: State) -> Decision:
+        """Steps for the idle lanes while there is something to prefill."""
+        prefill_busy, decode_busy = view.lanes[PREFILL].busy, view.lanes[DECODE].busy
+        if not relief.decodes:
+            steps = () if prefill_busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
+            return Decision(steps, before._replace(prefill_sms=view.sms))
+        decode_s = self._decode_clock(view, plan, relief.decodes)
+        state = self._split(view, plan, decode_s, before)
+        steps = ()
+        if not decode_busy and not self._may_pause(view, plan, decode_s(state.decode_sms)):
+            sms = self._decode_sms(view, plan, state.decode_sms, decode_s)
+            steps = (Step(DECODE, sms, (), None, True, relief.victims),)
+        if not prefill_busy:
+            sms = state.prefill_sms if decode_busy or steps else view.sms
+            steps = (*steps, Step(PREFILL, sms, plan.chunks, plan.layers))
+        return Decision(steps, state)
+
+    def _plan(self, view: View, lane: LaneView, relief: Relief, sms: int) -> PrefillPlan | None:
+        forecast = None
+        layers_left = view.latency.model.layers
         if lane.batch:
-            forecast = None
-            chunks, layers_left = lane.batch, view.latency.model.layers - lane.layers_done
-            queue_follows = bool(view.waiting)
+            chunks, queue_follows = lane.batch, bool(view.waiting)
+            layers_left -= lane.layers_done
         else:
             chunks, queue_follows, forecast = self._next_batch(view, relief, sms)
-            layers_left = view.latency.model.layers
-            if not chunks:
-                return None
+        if not chunks:
+            return None
         shapes = tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in chunks)
         layers = min(self.layers_per_step, layers_left)
         left = Work(prefill=shapes, layers=layers_left)
-        left_s = view.latency.estimate(left, sms).seconds
-        if lane.busy:
-            left_s = max(0.0, left_s - (view.now_s - lane.started_s))
+        whole_s = view.latency.estimate(left, sms).seconds
+        left_s = max(0.0, whole_s - (view.now_s - lane.started_s)) if lane.busy else whole_s
         if forecast is None:
-            ahead = [(chunk.request, left_s) for chunk in chunks]
-            forecast = TtftForecast(self._pending(view, ahead))
+            forecast = TtftForecast(self._pending(view, [(chunk.request, left_s) for chunk in chunks]))
         group = Work(prefill=shapes, layers=layers, head=layers == layers_left)
-        return PrefillPlan(chunks, layers, group, left, left_s, sms, forecast, queue_follows)
+        return PrefillPlan(chunks, layers, group, left, whole_s, left_s, sms, forecast, queue_follows)
 
     def _next_batch(self, view: View, relief: Relief, sms: int) -> tuple[tuple[Chunk, ...], bool, TtftForecast | None]:
         """The next batch, whether requests stay behind, and what the whole queue can expect."""
         if relief.victims or not view.waiting:
             return (), False, None
-        queue: list[RequestProgress] = []
-        for request in view.waiting.values():
-            queue.append(request)
-            if len(queue) == self.queue_horizon:
-                break
+        queue = list(islice(view.waiting.values(), self.queue_horizon))
         order = shortest_first(view, queue, sms) if self.reorder and len(queue) > 1 else queue
-        batch = order[: batch_to_ridge(view, order, 0, sms)]
-        free = relief.free_blocks
-        room = self.max_resident - len(view.decoding) - len(view.prefilling)
+        free, room = relief.free_blocks, self.max_resident - len(view.decoding) - len(view.prefilling)
         chunks: list[Chunk] = []
-        for request in batch:
+        for request in order[: batch_to_ridge(view, order, 0, sms)]:
             free -= blocks_for(request.prefill_tokens, view.block_tokens)
             if free < 0 or len(chunks) >= room:
                 break
             chunks.append(Chunk(request, request.prefill_tokens))
+        if not chunks:
+            return (), True, None
         ahead = list(zip(order, forecast_queue(view, order, sms), strict=True))
-        limit_s = view.slo.ttft_limit_s
-        settled = tuple(done.ttft_s / limit_s(done.prompt_tokens) for done in view.outcomes)
-        behind = len(chunks) < len(view.waiting)
-        return tuple(chunks), behind, TtftForecast(self._pending(view, ahead), settled)
+        settled = tuple(outcome.ttft_ratio for outcome in view.outcomes)
+        return tuple(chunks), len(chunks) < len(view.waiting), TtftForecast(self._pending(view, ahead), settled)
 
     @staticmethod
     def _pending(view: View, ahead: list[tuple[RequestProgress, float]]) -> tuple[tuple[float, float, float], ...]:
@@ -185,67 +191,105 @@ class Bullet:
             if request.first_token_s is None
         )
 
-    def _split(self, view: View, plan: PrefillPlan | None, decodes: int, before: Split) -> Split:
+    @staticmethod
+    def _decode_clock(view: View, plan: PrefillPlan, decodes: int) -> Callable[[int], float]:
+        """Seconds of the next decode step on so many SMs, with prefill's layer group on all others."""
+        work = Work(decode_requests=decodes, decode_context_tokens=view.decode_context_tokens + decodes)
+        known: dict[int, float] = {}
+
+        def seconds(sms: int) -> float:
+            if sms not in known:
+                known[sms] = view.latency.estimate(work, sms, plan.group, max(1, view.sms - sms)).seconds
+            return known[sms]
+
+        return seconds
+
+    def _split(self, view: View, plan: PrefillPlan, decode_s: Callable[[int], float], before: State) -> State:
         """Algorithm 1's three branches."""
         total, step = view.sms, self.sm_step or view.latency.device.sm_granularity
-        if plan is None or not decodes:
-            return Split(total, total)
         if view.slo.tpot_s is None:
-            return self._saturating_split(view, step)
-        work = Work(decode_requests=decodes, decode_context_tokens=view.decode_context_tokens + decodes)
+            sms = self._saturating_sms(view, step)
+            return before._replace(prefill_sms=total - sms, decode_sms=sms)
+        before = self._with_past(view, before)
+        limit_s = min(view.decode_slack_s(self.percentile), view.slo.tpot_s)
+        if not plan.queue_follows:
+            # Prefill will soon be done: a step that outlasts it on few SMs would leave the others idle.
+            limit_s = min(limit_s, max(plan.left_s, decode_s(self._saturating_sms(view, step))))
+        fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, before.decode_sms)
+        if fit is not None and before.past_tpot <= 1:
+            return before._replace(prefill_sms=total - fit, decode_sms=fit)
 
-        def decode_s(sms: int) -> float:
-            return view.latency.estimate(work, sms, plan.group, total - sms).seconds
+        def pace(sms: int) -> float:
+            return view.latency.estimate(plan.left, sms).seconds / plan.whole_s
 
-        allowance_s = min(decode_allowance_s(view, self.percentile), view.slo.tpot_s)
-        fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= allowance_s, before.decode_sms)
-        past = [outcome.tpot_s for outcome in view.outcomes if outcome.tpot_s is not None]
-        if fit is not None and percentile(past, self.percentile) <= view.slo.tpot_s:
-            return Split(total - fit, fit)
+        if plan.forecast.ratio(self.percentile) <= 1:
+            held = fewest(
+                step,
+                total - step,
+                step,
+                lambda sms: plan.forecast.ratio(self.percentile, pace(sms)) <= 1,
+                before.prefill_sms,
+            )
+            if held is not None:
+                return before._replace(prefill_sms=held, decode_sms=total - held)
+        sms = self._balanced_sms(view, plan.forecast.savable(pace(total - step)), pace, decode_s, step)
+        return before._replace(prefill_sms=total - sms, decode_sms=sms)
+
+    def _balanced_sms(
+        self,
+        view: View,
+        savable: TtftForecast,
+        pace: Callable[[int], float],
+        decode_s: Callable[[int], float],
+        step: int,
+    ) -> int:
+        """Decode SMs of the split with the least max(TTFT / SLO, TPOT / SLO).
+
+        Both are of what can still be changed: TTFT of requests that can still meet it, TPOT of the tokens to come.
+        Counting what is lost already would hand all SMs to the phase that is further behind and keep them there.
+        """
+        total = view.sms
+
+        def tpot(sms: int) -> float:
+            return decode_s(sms) / view.slo.tpot_limit_s
 
         def ttft(sms: int) -> float:
-            pace = view.latency.estimate(plan.left, sms).seconds / max(
-                view.latency.estimate(plan.left, plan.reference_sms).seconds, 1e-12
-            )
-            return plan.forecast.ratio(self.percentile, pace)
+            return max(1.0, savable.ratio(self.percentile, pace(total - sms)))
 
-        if ttft(plan.reference_sms) <= 1:
-            least = fewest(step, total - step, step, lambda sms: ttft(sms) <= 1, before.prefill_sms)
-            if least is not None:
-                return Split(least, total - least)
-        crossing = fewest(
-            step,
-            total - step,
-            step,
-            lambda sms: tpot_ratio(view, decode_s(sms), self.percentile) <= ttft(total - sms),
-        )
-        sms = total - step if crossing is None else crossing
-        return Split(total - sms, sms)
+        crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
+        if crossing is None:
+            return total - step
+        # The crossing lies between two splits; the one before it may have the smaller maximum.
+        if crossing > step and tpot(crossing - step) < ttft(crossing):
+            return crossing - step
+        return crossing
+
+    def _with_past(self, view: View, state: State) -> State:
+        """The state with the TPOT percentile of finished requests, computed anew only when one has finished."""
+        latest = view.outcomes[-1] if view.outcomes else None
+        if latest is state.latest:
+            return state
+        past = [outcome.tpot_ratio for outcome in view.outcomes if outcome.tpot_ratio is not None]
+        return state._replace(latest=latest, past_tpot=percentile(past, self.percentile))
 
     @staticmethod
-    def _saturating_split(view: View, step: int) -> Split:
+    def _saturating_sms(view: View, step: int) -> int:
         """Without a TPOT SLO: the fewest decode SMs that draw nine tenths of the bandwidth."""
         _, all_bytes = view.latency.ceilings(view.sms)
         sms = fewest(step, view.sms - step, step, lambda n: view.latency.ceilings(n)[1] >= 0.9 * all_bytes)
-        sms = view.sms // 2 if sms is None else sms
-        return Split(view.sms - sms, sms)
+        return view.sms // 2 if sms is None else sms
 
-    def _may_pause(self, view: View, plan: PrefillPlan, split: Split) -> bool:
+    def _may_pause(self, view: View, plan: PrefillPlan, step_s: float) -> bool:
         """Whether decode can sit out the next layer group: TTFTs are in danger, and its TPOTs allow it."""
-        if not self.pause_decode or plan.forecast.ratio(self.percentile, pending_only=True) <= 1:
+        if not self.pause_decode or TtftForecast(plan.forecast.pending).ratio(self.percentile) <= 1:
             return False
-        decodes = len(view.decoding)
-        work = Work(decode_requests=decodes, decode_context_tokens=view.decode_context_tokens + decodes)
         group_s = view.latency.estimate(plan.group, view.sms).seconds
-        step_s = view.latency.estimate(work, split.decode_sms, plan.group, split.prefill_sms).seconds
-        return group_s + step_s <= decode_allowance_s(view, self.percentile)
+        return group_s + step_s <= view.decode_slack_s(self.percentile)
 
-    def _decode_sms(self, view: View, plan: PrefillPlan | None, split: Split) -> int:
+    @staticmethod
+    def _decode_sms(view: View, plan: PrefillPlan, sms: int, decode_s: Callable[[int], float]) -> int:
         """Decode's share: more than its part near the last layers, by the time it will have the GPU alone."""
-        if plan is None or plan.queue_follows:
-            return split.decode_sms
-        decodes = len(view.decoding)
-        work = Work(decode_requests=decodes, decode_context_tokens=view.decode_context_tokens + decodes)
-        step_s = view.latency.estimate(work, split.decode_sms, plan.group, split.prefill_sms).seconds
-        alone = max(0.0, 1.0 - plan.left_s / step_s)
-        return split.decode_sms + int(alone * (view.sms - split.decode_sms))
+        if plan.queue_follows or not plan.group.head:
+            return sms
+        alone = max(0.0, 1.0 - plan.left_s / decode_s(sms))
+        return sms + int(alone * (view.sms - sms))

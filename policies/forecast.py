@@ -48,16 +48,21 @@ def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], 
 class TtftForecast(NamedTuple):
     """Predicted TTFTs: (seconds waited so far, seconds of prefill ahead at the reference share, limit) a request.
 
-    ``settled`` are TTFT over limit of requests that already have their first token.
+    ``settled`` are TTFT over limit of requests that already have their first token. ``pace`` below is how many times
+    as long as at the reference share the prefill ahead takes.
     """
 
     pending: tuple[tuple[float, float, float], ...]
     settled: tuple[float, ...] = ()
 
-    def ratio(self, share: float, pace: float = 1.0, *, pending_only: bool = False) -> float:
-        """The ``share`` percentile of TTFT over limit when what is ahead takes ``pace`` times as long."""
+    def ratio(self, share: float, pace: float = 1.0) -> float:
+        """The ``share`` percentile of TTFT over limit."""
         ratios = [(waited + ahead * pace) / limit for waited, ahead, limit in self.pending]
-        return percentile(ratios if pending_only else [*ratios, *self.settled], share)
+        return percentile([*ratios, *self.settled], share)
+
+    def savable(self, best_pace: float) -> TtftForecast:
+        """The pending requests that can still meet their limit, at the best pace there is."""
+        return TtftForecast(tuple(entry for entry in self.pending if entry[0] + entry[1] * best_pace <= entry[2]))
 
 
 def prefill_shape(request: RequestProgress) -> tuple[int, int]:
@@ -108,31 +113,3 @@ def shortest_first(view: View, queue: Sequence[RequestProgress], sms: int) -> Se
     sorted_ends = zip(by_length, forecast_queue(view, by_length, sms), strict=True)
     breaks = any(request.index in meets and now + end_s > limit[request.index] for request, end_s in sorted_ends)
     return queue if breaks else by_length
-
-
-def decode_allowance_s(view: View, share: float) -> float:
-    """The longest next decode step after which ``share`` of the decoding requests still have TPOT within SLO.
-
-    A request with g tokens whose first came t seconds ago has a TPOT of (t + T) / g after a step of T. Infinite
-    without an SLO; negative where no step is short enough.
-    """
-    tpot_s = view.slo.tpot_s
-    if tpot_s is None:
-        return math.inf
-    now = view.now_s
-    spare = [
-        tpot_s * request.generated_tokens - (now - (request.first_token_s or now)) for request in view.decoding.values()
-    ]
-    return -percentile([-seconds for seconds in spare], share)
-
-
-def tpot_ratio(view: View, step_s: float, share: float) -> float:
-    """The ``share`` percentile of TPOT over its limit once every decoding request has taken a step of ``step_s``."""
-    now = view.now_s
-    return percentile(
-        (
-            (now - (request.first_token_s or now) + step_s) / request.generated_tokens / view.slo.tpot_limit_s
-            for request in view.decoding.values()
-        ),
-        share,
-    )

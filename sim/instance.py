@@ -31,11 +31,12 @@ class Instance:
         itl: InterTokenTimes,
         model_layers: int,
         device_sms: int,
+        tpot_s: float | None,
     ) -> None:
         self.index = index
         self.role = role
         self.ledger = ledger
-        self.cohort = DecodeCohort(ledger.block_tokens, itl)
+        self.cohort = DecodeCohort(ledger.block_tokens, itl, tpot_s)
         self.lanes = {name: Lane(name) for name in lanes}
         computing = [lane for name, lane in self.lanes.items() if name != LINK]
         if not 1 <= len(computing) <= 2:

@@ -67,6 +67,7 @@ class ServingLoop:
         self._policy = policy
         self._arrivals = arrivals
         self._latency = latency
+        self._slo = slo
         self._executor = executor
         self._limits = limits
         self._progress = progress
@@ -79,7 +80,6 @@ class ServingLoop:
         self._flights: dict[int, Launch] = {}
         self._launches = 0
         self._finished = 0
-        self._slo = slo
         self._layers = latency.model.layers
         self._instances = [self._build(index, role) for index, role in enumerate(policy.roles(instances))]
         self._views = [
@@ -99,6 +99,7 @@ class ServingLoop:
             itl=self._itl,
             model_layers=self._layers,
             device_sms=self._latency.device.sms,
+            tpot_s=self._slo.tpot_s,
         )
 
     def run(self) -> RunResult:
@@ -319,8 +320,11 @@ class ServingLoop:
         first, last = request.first_token_s, request.emitted_s
         assert first is not None
         assert last is not None
-        tpot = None if request.emitted == 1 else (last - first) / (request.emitted - 1)
-        instance.outcomes.append(Outcome(request.prompt_tokens, first - request.arrival_s, tpot))
+        slo = self._slo
+        tpot_s = None if request.emitted == 1 else (last - first) / (request.emitted - 1)
+        tpot_ratio = None if tpot_s is None else tpot_s / slo.tpot_limit_s
+        ttft_ratio = (first - request.arrival_s) / slo.ttft_limit_s(request.prompt_tokens)
+        instance.outcomes.append(Outcome(ttft_ratio, tpot_ratio))
         self._finished += 1
         self._arrivals.finished(request.index, self._clock.now_s)
         if self._progress is not None and self._finished % PROGRESS_EVERY == 0:

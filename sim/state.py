@@ -8,6 +8,9 @@ for one request as for two hundred.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, insort
+
 from policies.api import Chunk
 from profiler.work import Work
 
@@ -103,7 +106,9 @@ class DecodeCohort:
         "_fresh_in_flight",
         "_growing",
         "_itl",
+        "_slack_keys",
         "_stepping",
+        "_tpot_s",
         "completed",
         "context_tokens",
         "end_s",
@@ -112,8 +117,10 @@ class DecodeCohort:
         "started",
     )
 
-    def __init__(self, block_tokens: int, itl: InterTokenTimes) -> None:
+    def __init__(self, block_tokens: int, itl: InterTokenTimes, tpot_s: float | None = None) -> None:
         self._block_tokens = block_tokens
+        self._tpot_s = tpot_s
+        self._slack_keys: list[float] = []
         self._itl = itl
         self._ending: dict[int, list[RequestState]] = {}
         self._growing = [0] * block_tokens
@@ -136,10 +143,14 @@ class DecodeCohort:
         self._growing[self._phase(request)] += 1
         self._ending.setdefault(self.started + remaining_tokens, []).append(request)
         self._fresh.append(request)
+        if self._tpot_s is not None:
+            insort(self._slack_keys, self._slack_key(request, self._tpot_s))
 
     def leave(self, request: RequestState) -> None:
         """Removes a member and fixes its token count, last token time and longest gap on it."""
         steps = request.decode_steps
+        if self._tpot_s is not None:
+            del self._slack_keys[bisect_left(self._slack_keys, self._slack_key(request, self._tpot_s))]
         if steps > 1:
             first_regular = request.joined_step + 2
             longest = max(self.gap_s[first_regular : request.joined_step + steps + 1])
@@ -194,6 +205,22 @@ class DecodeCohort:
             if request.itl_max_s is None or first_gap > request.itl_max_s:
                 request.itl_max_s = first_gap
         return self._ending.pop(self.completed, [])
+
+    def slack_s(self, share: float, now_s: float) -> float:
+        """See :meth:`policies.api.View.decode_slack_s`.
+
+        A member's slack is tpot * tokens - (now - first). Tokens grow with the step counter alone, so the order of
+        members by slack never changes while they stay, and one sorted list serves every step.
+        """
+        keys, tpot_s = self._slack_keys, self._tpot_s
+        if tpot_s is None or not keys:
+            return math.inf
+        return keys[len(keys) - math.ceil(share * len(keys))] + tpot_s * self.completed - now_s
+
+    @staticmethod
+    def _slack_key(request: RequestState, tpot_s: float) -> float:
+        assert request.first_token_s is not None
+        return tpot_s * (request.emitted - request.joined_step) + request.first_token_s
 
     def _phase(self, request: RequestState) -> int:
         return (request.joined_step + 1 - request.prefill_tokens) % self._block_tokens

@@ -98,6 +98,9 @@ class InstanceView:
     def decode_block_demand(self) -> int:
         return self._instance.cohort.block_demand
 
+    def decode_slack_s(self, share: float) -> float:
+        return self._instance.cohort.slack_s(share, self._clock.now_s)
+
     @property
     def memo(self) -> Memo:
         return self._instance.memo
