@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import typer
 
-from cli import catalogue, plot, policies, simulate, sweep
+from cli import catalogue, demo, plot, policies, simulate, sweep, traces
 
 app = typer.Typer(
     name="bulletsim",
@@ -21,6 +21,8 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
+app.command("demo")(demo.demo)
+app.add_typer(traces.app, name="traces")
 app.command("simulate")(simulate.simulate)
 app.command("sweep")(sweep.sweep)
 app.command("plot")(plot.plot)

@@ -40,7 +40,7 @@ def sweep(
         failures = [{"cell": f.cell, "policy": f.policy, "rate": f.rate, "error": f.error} for f in done.failures]
         print_json({"rows": list(done.rows), "failures": failures, "resumed": done.resumed, "out": str(out)})
     else:
-        print(knee_table(done))
+        print(_tables(done))
         if not quiet:
             _report(done, out)
     if done.failures:
@@ -79,23 +79,13 @@ def run_cells(
         )
 
 
-def knee_table(done: Sweep) -> str:
-    """The knee of each policy on each workload; the plain counts where no cell has a rate."""
-    from cli.output import number, table
+def _tables(done: Sweep) -> str:
+    """The knees of each policy on each workload; the plain count where no cell has a rate."""
+    from cli.knees import knee_tables
     from sim.plots.series import panels
 
     timed = [row for row in done.rows if row["rate"] is not None]
-    if not timed:
-        return f"{len(done.rows)} cells finished"
-    blocks = []
-    for panel in panels(timed):
-        rows = []
-        for curve in panel.curves:
-            goodput = max((y for _, y in curve.points("goodput_per_s_per_gpu")), default=None)
-            rows.append([curve.label, str(curve.knee() or "-"), number(goodput)])
-        head = ["requests/s per GPU", "knee at 90 %", "best goodput"]
-        blocks.append(f"{panel.title}\n{table(head, rows)}")
-    return "\n\n".join(blocks)
+    return knee_tables(panels(timed)) if timed else f"{len(done.rows)} cells finished"
 
 
 def _report(done: Sweep, out: Path) -> None:

@@ -18,8 +18,7 @@ from sim.executor import SimExecutor
 from sim.loop import Limits, ServingLoop
 from sim.metrics import Metrics, summarise
 from sim.records import RunResult
-from traces import Trace, load, workload
-from traces.arrival_spec import ArrivalSpec, parse_arrivals
+from traces import ArrivalSpec, Trace, open_trace, parse_arrivals
 
 Progress = Callable[[int, float], None]
 
@@ -58,7 +57,7 @@ def prepare(config: RunConfig) -> Prepared:
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
     policy, latency = check_names(config)
-    trace = _trace(config)
+    trace = open_trace(config.trace, config.seed, config.requests)
     limits = _limits(config, latency)
     if config.oversized == "error":
         _check_sizes(trace, limits, config)
@@ -150,13 +149,6 @@ def _check_sizes(trace: Trace, limits: Limits, config: RunConfig) -> None:
         f"trace {config.trace}, request {trace[row].request_id}: {prompt} prompt + {output} output tokens exceed"
         f" {limit}; serve the rest with --oversized reject, or choose another model or device"
     )
-
-
-def _trace(config: RunConfig) -> Trace:
-    if config.trace.startswith("workload:"):
-        return workload(config.trace.removeprefix("workload:"), config.requests or 1000, config.seed)
-    trace = load(config.trace)
-    return trace if config.requests is None else trace[: config.requests]
 
 
 def _arrivals(trace: Trace, config: RunConfig) -> ArrivalSpec:

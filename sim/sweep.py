@@ -153,8 +153,10 @@ def _rows(cells: Sequence[Cell], directory: Path) -> Iterator[Row]:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     document = config.model_dump(mode="json")
-    policy, nested = document.pop("policy"), {name: document.pop(name) for name in ("slo", "window")}
-    flat = {f"{group}_{name}": value for group, fields in nested.items() for name, value in fields.items()}
+    policy = document.pop("policy")
+    flat = {}
+    for name in ("slo", "window", "latency"):
+        flat |= {f"{name}_{part}": value for part, value in document.pop(name).items()}
     del document["version"], document["trace_sha256"]
     settings = json.dumps(policy["settings"], sort_keys=True)
     return {"policy_name": policy["name"], "policy_settings": settings} | document | flat

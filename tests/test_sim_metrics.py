@@ -171,11 +171,7 @@ def test_bad_arguments_name_the_value() -> None:
         Window(warmup_s=-1)
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 10), st.integers(1, 6)), min_size=1, max_size=20, unique_by=lambda p: p[0]
-    )
-)
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 6)), min_size=1, max_size=20, unique_by=lambda p: p[0]))
 def test_repeated_quantiles_are_numpys_on_the_expanded_sample(points: list[tuple[float, int]]) -> None:
     values, counts = np.array([p[0] for p in points]), np.array([p[1] for p in points])
     found = repeated_distribution(values, counts)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from sim.metrics import TARGET_ATTAINMENT
 from sim.plots.series import Panel, panels
@@ -53,24 +54,29 @@ def draw_metric(
         shown[curve.label].plot(axes, [x for x, _ in points], [y * scale for _, y in points], curve.label)
     axes.set_ylabel(label)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     if log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     else:
         axes.set_ylim(bottom=0)
 
 
-def limit_line(axes: Axes, limit: float | None, *, scale: float = 1.0, name: str = "SLO", below: bool = False) -> None:
-    """A limit as a grey dashed line, named at its left end where curves are low; nothing where there is none."""
+def limit_line(axes: Axes, limit: float | None, *, scale: float = 1.0, name: str = "SLO") -> None:
+    """A limit as a grey dashed line, named outside the data on its right; nothing where there is none."""
     if limit is None:
         return
-    axes.axhline(limit * scale, color=GREY, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
+    height = limit * scale
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, max(high, 1.06 * height))
+    axes.axhline(height, color=GREY, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     axes.annotate(
         name,
-        (0, limit * scale),
+        (1, height),
         xycoords=("axes fraction", "data"),
-        xytext=(3, -2 if below else 2),
+        xytext=(2, 0),
         textcoords="offset points",
-        va="top" if below else "bottom",
+        va="center",
         fontsize=7,
         color=GREY,
     )
@@ -79,7 +85,7 @@ def limit_line(axes: Axes, limit: float | None, *, scale: float = 1.0, name: str
 def _draw_attainment(axes: Axes, panel: Panel, shown: Mapping[str, Look]) -> None:
     draw_metric(axes, panel, "attainment", "SLO attainment (%)", shown, scale=100.0)
     axes.set_ylim(0, 102)
-    limit_line(axes, TARGET_ATTAINMENT, scale=100.0, name=f"{TARGET_ATTAINMENT:.0%}", below=True)
+    limit_line(axes, TARGET_ATTAINMENT, scale=100.0, name=f"{TARGET_ATTAINMENT:.0%}")
     knees = [(shown[curve.label], found) for curve in panel.curves if (found := curve.knee())]
     for look, found in knees:
         if found.kind == "crossing" and found.rate is not None:
@@ -94,8 +100,16 @@ def _draw_attainment(axes: Axes, panel: Panel, shown: Mapping[str, Look]) -> Non
 
 
 def _ring(axes: Axes, rate: float, look: Look) -> None:
-    ring = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgecolor": look.colour}
-    axes.plot([rate], [100 * TARGET_ATTAINMENT], linestyle="none", zorder=5, **ring)
+    axes.plot(
+        [rate],
+        [100 * TARGET_ATTAINMENT],
+        marker="o",
+        markersize=6.5,
+        markerfacecolor="none",
+        markeredgecolor=look.colour,
+        linestyle="none",
+        zorder=5,
+    )
 
 
 def _write(axes: Axes, x: float, y: float, text: str, colour: str) -> None:

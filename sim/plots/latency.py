@@ -29,7 +29,7 @@ def latency(rows: Sequence[Row]) -> Figure:
             limit = (panel.slo["slo_ttft_floor_s"] or None) if growing else panel.slo["slo_ttft_s"]
             for axes, part, name in ((row[0], "mean", "Mean"), (row[1], "p90", "P90")):
                 draw_metric(axes, panel, f"ttft_{part}_s", f"{name} TTFT (s)", shown, log=True)
-                limit_line(axes, limit, name="SLO floor" if growing else "SLO")
+                limit_line(axes, limit, name="SLO\nfloor" if growing else "SLO")
             for axes, part, name in ((row[2], "mean", "Mean"), (row[3], "p90", "P90")):
                 draw_metric(axes, panel, f"tpot_{part}_s", f"{name} TPOT (ms)", shown, scale=1e3)
                 limit_line(axes, panel.slo["slo_tpot_s"], scale=1e3)

@@ -41,6 +41,7 @@ class Panel:
     """A workload under one SLO, and the curves of all policies on it."""
 
     title: str
+    workload: str
     curves: tuple[Curve, ...]
     slo: Row
 
@@ -64,7 +65,9 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     for members in groups.values():
         title = _title(members[0])
         title += f", {slo_text(members[0])}" if titles[title] > 1 else ""
-        found.append(Panel(title=title, curves=_curves(members), slo=members[0]))
+        found.append(
+            Panel(title=title, workload=workload_name(members[0]["trace"]), curves=_curves(members), slo=members[0])
+        )
     return found
 
 

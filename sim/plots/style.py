@@ -41,7 +41,7 @@ SPARE_LOOKS = (
 LANE_COLOURS = {"prefill": "#F0B27A", "decode": "#7FB8DA", "main": "#7FB8DA"}
 LINES = ("-", "--", ":", "-.")
 
-RC = {
+RC: Any = {
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.labelsize": 8,

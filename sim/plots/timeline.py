@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -37,8 +38,10 @@ def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | N
             here = here[np.argsort(steps.start_s[here], kind="stable")]
             _draw_shares(grid[0][column], steps, here, edges, sms)
             _draw_batches(grid[1][column], steps, here, edges)
-            _draw_level(grid[2][column], edges, steps.start_s[here], steps.waiting[here], VERMILION)
-            _draw_level(grid[3][column], edges, steps.start_s[here], steps.free_blocks[here] / 1e3, BLUE)
+            _draw_level(grid[2][column], edges, steps.start_s[here], steps.waiting[here].astype(np.float64), VERMILION)
+            _draw_level(
+                grid[3][column], edges, steps.start_s[here], steps.free_blocks[here].astype(np.float64) / 1e3, BLUE
+            )
             grid[0][column].set_title(f"instance {instance}")
             grid[3][column].set_xlabel("Time (s)")
             grid[3][column].set_xlim(start_s, end_s)
@@ -48,7 +51,7 @@ def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | N
             axes.set_ylabel(label)
             axes.set_ylim(bottom=0)
         drawing.align_ylabels(grid[:, 0])
-        _legend(drawing, grid)
+        _legend(drawing, grid[:2].flat)
     return drawing
 
 
@@ -73,10 +76,10 @@ def _draw_shares(axes: Axes, steps: StepLog, here: NDArray[np.intp], edges: Floa
         rows = here[(steps.lane[here] == lane) & (steps.sms[here] > 0)]
         if len(rows):
             share = held(edges, steps.start_s[rows], steps.end_s[rows], 100.0 * steps.sms[rows] / sms)
-            names.append(name)
+            names.append(f"{name} SMs")
             layers.append(share)
     if layers:
-        colours = [LANE_COLOURS.get(name, GREY) for name in names]
+        colours = [LANE_COLOURS.get(name.removesuffix(" SMs"), GREY) for name in names]
         axes.stackplot(_middles(edges), *layers, labels=names, colors=colours, linewidth=0)
     axes.axhline(100, color=GREY, linewidth=0.6)
 
@@ -112,10 +115,10 @@ def _middles(edges: Floats) -> Floats:
     return middles
 
 
-def _legend(drawing: Figure, grid: Sequence[Sequence[Axes]]) -> None:
-    entries = {}
-    for row in grid[:2]:
-        for axes in row:
-            handles, labels = axes.get_legend_handles_labels()
-            entries.update(zip(labels, handles, strict=True))
-    drawing.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=len(entries))
+def _legend(drawing: Figure, panels: Iterable[Axes]) -> None:
+    """Every series once, above the panels."""
+    entries: dict[str, Artist] = {}
+    for axes in panels:
+        handles, labels = axes.get_legend_handles_labels()
+        entries.update(zip(labels, handles, strict=True))
+    drawing.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=len(entries))

@@ -1,0 +1,56 @@
+"""``bulletsim demo``: three ways to serve on two GPUs, two workloads, and which holds its SLO furthest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory of results and pictures.")] = Path("out/demo"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a core).")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rates and requests: a smoke test, no result.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
+) -> None:
+    """Compare chunked prefill, Bullet and disaggregation on two A100s."""
+    from cli.knees import knee_tables, verdict
+    from cli.output import note, print_json
+    from cli.sweep import run_cells
+    from sim.plots.series import panels
+    from sim.scenarios import FULL, QUICK, demo_cells
+
+    done = run_cells(demo_cells(QUICK if quick else FULL), out, jobs=jobs, quiet=quiet or json)
+    found = panels(done.rows)
+    files = _write(out)
+    sentences = [verdict(panel) for panel in found]
+    if json:
+        print_json({"verdicts": sentences, "files": [str(path) for path in files], "rows": list(done.rows)})
+    else:
+        print(knee_tables(found))
+        print()
+        print("\n".join(sentences))
+        if not quiet:
+            note(f"\npictures and tables in {out}: {', '.join(path.name for path in files)}")
+    if done.failures:
+        for failure in done.failures:
+            note(f"failed: {failure.policy} at rate {failure.rate}: {failure.error}")
+        raise typer.Exit(1)
+
+
+def _write(out: Path) -> list[Path]:
+    from cli.knees import knee_csv, knee_markdown
+    from sim.plots.frontier import frontier
+    from sim.plots.latency import latency
+    from sim.plots.series import panels
+    from sim.plots.style import save
+    from sim.sweep import load_results
+
+    rows = load_results(out)
+    files = [*save(frontier(rows), out / "frontier.pdf"), *save(latency(rows), out / "latency.pdf")]
+    for name, text in (("knees.csv", knee_csv(panels(rows))), ("knees.md", knee_markdown(panels(rows)))):
+        (out / name).write_text(text, encoding="utf-8")
+        files.append(out / name)
+    return files
