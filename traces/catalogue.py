@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from traces.errors import TraceError
@@ -193,40 +194,37 @@ def fetch(
                 known_hash=None if entry.sha256 is None else f"sha256:{entry.sha256}",
                 fname=entry.file,
                 path=folder or cache_folder(),
-                downloader=pooch.HTTPDownloader(
-                    progressbar=False if progress is None else _Teller(progress), timeout=_TIMEOUT_S
-                ),
+                downloader=partial(_download, progress),
             )
-    except ValueError:
-        raise TraceError(
-            f"{name}: what {url} sent is not the file known by SHA-256 {entry.sha256}; nothing was kept; try "
-            "again, or get the file another way and give its path"
-        ) from None
-    except OSError as error:
+    except OSError as error:  # before ValueError: a malformed URL is both
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise TraceError(
             f"{name}: cannot fetch {url} ({reason}); check the connection, or get the file another way and "
             "give its path"
         ) from None
+    except ValueError:
+        raise TraceError(
+            f"{name}: what {url} sent is not the file known by SHA-256 {entry.sha256}; nothing was kept; try "
+            "again, or get the file another way and give its path"
+        ) from None
     return Path(path)
 
 
-class _Teller:
-    """A progress bar as pooch wants one, which passes the bytes on."""
+def _download(progress: Callable[[int], None] | None, url: str, target: str, pooch: object) -> None:
+    """What pooch calls to bring ``url`` to the temporary file ``target``.
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self.total = 0
-        self._tell, self._done = tell, 0
+    Its own downloader leaves the connection of a refused request open.
+    """
+    import requests
 
-    def update(self, count: int) -> None:
-        self._done += count
-        self._tell(self._done)
-
-    def reset(self) -> None:
-        self._done = 0
-
-    def close(self) -> None:
-        """Nothing is held."""
+    done = 0
+    with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, Path(target).open("wb") as file:
+        response.raise_for_status()
+        for chunk in response.iter_content(chunk_size=1 << 16):
+            file.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done)
 
 
 @contextmanager
