@@ -6,7 +6,7 @@ a new batch, of the whole queue) and the TPOT of what is decoding, and splits th
 
 - TPOT holds: decode gets the fewest SMs with which it still will, prefill the rest (prefill first: the shorter the
   prefill, the larger the decode batches);
-- TPOT does not hold but TTFT does: prefill gets the fewest SMs with which it still will, decode the rest;
+- TPOT does not hold but TTFT does: decode gets all that it can use, prefill no fewer than keep its TTFT;
 - neither holds: the split with the least max(TTFT / SLO, TPOT / SLO), over what can still be changed.
 
 The queue is taken shortest prefill first when that breaks no TTFT SLO that would hold. A batch takes requests until its
@@ -39,6 +39,9 @@ from policies.routing import LeastLoaded
 from profiler.work import Work
 
 PREFILL, DECODE = "prefill", "decode"
+
+USEFUL = 1.02
+"""A step this close to the shortest there is counts as the shortest."""
 
 
 class State(NamedTuple):
@@ -231,7 +234,11 @@ class Bullet:
                 before.prefill_sms,
             )
             if held is not None:
-                return before._replace(prefill_sms=held, decode_sms=total - held)
+                # Beyond the SMs that decode can use, taking more from prefill helps nobody.
+                best_s = decode_s(total - held)
+                used = fewest(step, total - held, step, lambda sms: decode_s(sms) <= USEFUL * best_s)
+                sms = total - held if used is None else used
+                return before._replace(prefill_sms=total - sms, decode_sms=sms)
         sms = self._balanced_sms(view, plan.forecast.savable(pace(total - step)), pace, decode_s, step)
         return before._replace(prefill_sms=total - sms, decode_sms=sms)
 
