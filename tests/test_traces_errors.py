@@ -28,6 +28,8 @@ BAD_FILES = {
     "tokens infinite": ("t.csv", f"{OWN}a,0,inf,2\n", "t.csv: line 2: prompt_tokens is 'inf'"),
     "tokens huge": ("t.csv", f"{OWN}a,0,1,99999999999\n", "t.csv: line 2: output_tokens is '99999999999'"),
     "time NaN": ("t.csv", f"{OWN}a,0,1,1\n\nb,nan,1,2\n", "t.csv: line 4: arrival_s is 'nan'"),
+    "number with underscore": ("t.csv", f"{OWN}a,0,1,1\nb,1_0,1,2\n", "t.csv: line 3: arrival_s is '1_0'"),
+    "header with a line end": ("t.csv", '"a\nb",c\n1,2\n', "no known format has the columns a b, c"),
     "time negative": ("t.csv", f"{OWN}a,-1,1,2\n", "t.csv: line 2: arrival_s is '-1'"),
     "bad stamp": (
         "t.csv",
@@ -93,7 +95,7 @@ def test_bad_files_are_refused_with_place_and_value(tmp_path: Path, case: str) -
         (b"\x00\x01\x02\x03" * 100, "a binary file"),
         (b"\xff\xfe\xfa,b\n1,2\n", "not a text file in UTF-8"),
         (gzip.compress(b"a,b\n"), "compressed; run gunzip"),
-        (b"PAR1 and then nothing", "not a whole Parquet file"),
+        (b"PAR1 and then nothing", "not a sound Parquet file"),
     ],
 )
 def test_binary_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -165,4 +165,4 @@ def _number(text: str, word: str) -> float:
 
 
 def _wrong(text: str, reason: str) -> TraceError:
-    return TraceError(f"arrivals {text!r}: {reason}; known forms: {'  '.join(FORMS)}")
+    return TraceError(f"arrivals {text!r}: {reason}; known forms: {' | '.join(FORMS)}")

@@ -9,8 +9,7 @@ imported inside functions: `import traces` stays light. (Its ``to_numpy`` would 
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,39 +60,36 @@ class Table:
 
     def tokens(self, name: str) -> IntColumn:
         """Token counts, shape (rows,): whole numbers in 0..MAX_TOKENS, also written as "7564.0"."""
-        import pyarrow as pa  # type: ignore[import-untyped]
-
-        try:
-            counts: IntColumn = _numbers(self.columns[name].cast(pa.int64()), np.int64)
-        except pa.ArrowInvalid:
-            numbers = self._floats(name, "whole numbers of 0 or more", _is_count)
-            if not bool(np.all((numbers >= 0) & (numbers <= MAX_TOKENS) & (numbers == np.floor(numbers)))):
-                raise self._refuse(name, "whole numbers of 0 or more", _is_count) from None
-            counts = numbers.astype(np.int64)
-        if len(counts) and (int(counts.min()) < 0 or int(counts.max()) > MAX_TOKENS):
-            raise self._refuse(name, "whole numbers of 0 or more", _is_count)
+        counts = _counts(self.columns[name])
+        if counts is None:
+            raise self._refuse(name, "whole numbers of 0 or more", _counts)
         return counts
 
     def numbers(self, name: str) -> FloatColumn:
         """Finite numbers of 0 or more, shape (rows,): times in whatever unit the column has."""
-        wanted = "finite numbers of 0 or more"
-        numbers = self._floats(name, wanted, _is_time)
-        if not bool(np.all(numbers >= 0)) or not bool(np.all(np.isfinite(numbers))):
-            raise self._refuse(name, wanted, _is_time)
+        numbers = _times(self.columns[name])
+        if numbers is None:
+            raise self._refuse(name, "finite numbers of 0 or more", _times)
         return numbers
 
-    def _floats(self, name: str, wanted: str, good: Callable[[str], bool]) -> FloatColumn:
-        import pyarrow as pa
-        import pyarrow.compute as pc  # type: ignore[import-untyped]
+    def epoch_ns(self, name: str) -> tuple[IntColumn, bool]:
+        """ISO 8601 stamps as nanoseconds since 1970, shape (rows,), and whether only some of them had a zone.
 
-        try:
-            numbers: FloatColumn = _numbers(pc.utf8_trim_whitespace(self.columns[name]).cast(pa.float64()), np.float64)
-        except pa.ArrowInvalid:
-            raise self._refuse(name, wanted, good) from None
-        return numbers
+        Up to nine decimals, or none; "Z" and offsets are honoured; stamps without a zone are taken as UTC.
+        """
+        stamps = _stamps(self.columns[name])
+        if stamps is None:
+            raise self._refuse(name, "a time such as 2023-11-16 18:17:03.97996", _stamps)
+        return stamps
 
-    def _refuse(self, name: str, wanted: str, good: Callable[[str], bool]) -> TraceError:
-        return self.refusal(name, next(i for i, text in enumerate(self.texts(name)) if not good(text)), wanted)
+    def _refuse(self, name: str, wanted: str, convert: Callable[[Any], Any]) -> TraceError:
+        """The error for the first value that ``convert`` gives None for."""
+        good, bad = 0, self.rows
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            converted = convert(self.columns[name].slice(0, middle)) is not None
+            good, bad = (middle, bad) if converted else (good, middle)
+        return self.refusal(name, good, wanted)
 
     def refusal(self, name: str, row: int, wanted: str) -> TraceError:
         """The error for one value: file, line, column, value, what is wanted and what to do."""
@@ -123,7 +119,7 @@ def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
 
 
 def _parse(path: Path, names: list[str]) -> Any:
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.csv as arrow_csv  # type: ignore[import-untyped]
 
     uneven: list[Any] = []
@@ -164,55 +160,44 @@ def _numbers(column: Any, kind: Any) -> Any:
     return np.concatenate(chunks).astype(kind, copy=False) if chunks else np.empty(0, kind)
 
 
-def _number(text: str) -> float:
+def _counts(column: Any) -> IntColumn | None:
+    """Whole numbers in 0..MAX_TOKENS, or None if one is not."""
+    import pyarrow as pa
+
     try:
-        return float(text)
-    except ValueError:
-        return math.nan
+        counts: IntColumn = _numbers(column.cast(pa.int64()), np.int64)
+    except pa.ArrowInvalid:
+        numbers = _times(column)
+        if numbers is None or not bool(np.all((numbers <= MAX_TOKENS) & (numbers == np.floor(numbers)))):
+            return None
+        return numbers.astype(np.int64)
+    return counts if bool(np.all((counts >= 0) & (counts <= MAX_TOKENS))) else None
 
 
-def _is_count(text: str) -> bool:
-    number = _number(text)
-    return 0 <= number <= MAX_TOKENS and number == int(number)
+def _times(column: Any) -> FloatColumn | None:
+    """Finite numbers of 0 or more, or None if one is not."""
+    import pyarrow as pa
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    try:
+        numbers: FloatColumn = _numbers(pc.utf8_trim_whitespace(column).cast(pa.float64()), np.float64)
+    except pa.ArrowInvalid:
+        return None
+    return numbers if bool(np.all((numbers >= 0) & np.isfinite(numbers))) else None
 
 
-def _is_time(text: str) -> bool:
-    return 0 <= _number(text) < math.inf
-
-
-def epoch_ns(table: Table, name: str) -> tuple[IntColumn, bool]:
-    """ISO 8601 stamps as nanoseconds since 1970, shape (rows,), and whether only some of them had a zone.
-
-    Up to nine decimals, or none; "Z" and offsets are honoured; stamps without a zone are taken as UTC.
-    """
+def _stamps(column: Any) -> tuple[IntColumn, bool] | None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = table.columns[name]
-    naive, zoned = pa.timestamp("ns"), pa.timestamp("ns", "UTC")
-    for kind in (naive, zoned):
+    for zone in (None, "UTC"):
         try:
-            return _numbers(column.cast(kind).cast(pa.int64()), np.int64), False
+            return _numbers(column.cast(pa.timestamp("ns", zone)).cast(pa.int64()), np.int64), False
         except pa.ArrowInvalid:
             continue
     has_zone = pc.match_substring_regex(column, r"(Z|[+-]\d\d(:?\d\d)?)\s*$")
     completed = pc.if_else(has_zone, column, pc.binary_join_element_wise(column, "Z", ""))
     try:
-        return _numbers(completed.cast(zoned).cast(pa.int64()), np.int64), True
+        return _numbers(completed.cast(pa.timestamp("ns", "UTC")).cast(pa.int64()), np.int64), True
     except pa.ArrowInvalid:
-        bad = next(row for row, text in enumerate(_texts(completed)) if not _is_stamp(text, zoned))
-        raise table.refusal(name, bad, "a time such as 2023-11-16 18:17:03.97996") from None
-
-
-def _texts(column: Any) -> Iterator[str]:
-    return (value.as_py() for chunk in column.chunks for value in chunk)
-
-
-def _is_stamp(text: str, kind: Any) -> bool:
-    import pyarrow as pa
-
-    try:
-        pa.scalar(text).cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
+        return None

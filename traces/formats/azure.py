@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from traces.formats.rows import ReadOptions, Rows
-from traces.table import epoch_ns, read_table
+from traces.table import read_table
 
 NEEDED = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -20,7 +20,7 @@ NEEDED = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def read(path: Path, options: ReadOptions) -> Rows:
     table = read_table(path, NEEDED, "azure")
     prompts = [name for name in table.columns if name.endswith("Tokens") and name != "GeneratedTokens"]
-    stamps, mixed = epoch_ns(table, "TIMESTAMP")
+    stamps, mixed = table.epoch_ns("TIMESTAMP")
     notes = [f"prompt = {' + '.join(prompts)}"] if len(prompts) > 1 else []
     if mixed:
         notes.append("stamps without a zone, among others with one, taken as UTC")

@@ -29,14 +29,7 @@ def read_csv(path: Path, options: ReadOptions) -> Rows:
 
 
 def read_parquet(path: Path, options: ReadOptions) -> Rows:
-    import pyarrow as pa  # type: ignore[import-untyped]
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    try:
-        stored = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise TraceError(f"{path.name}: not a whole Parquet file ({reason}); make it again") from None
+    stored, about = _stored(path)
     missing = [name for name in NEEDED if name not in stored.column_names]
     if missing:
         raise TraceError(
@@ -46,11 +39,29 @@ def read_parquet(path: Path, options: ReadOptions) -> Rows:
     if stored.num_rows == 0:
         raise TraceError(f"{path.name}: no rows; give a trace with at least one request")
     table = Table(path=path, rows=stored.num_rows, columns=_plain(path, stored), in_lines=False)
-    about = json.loads((stored.schema.metadata or {}).get(METADATA, b"{}"))
     blocks = None
     if "block_hashes" in stored.column_names:
         blocks = [tuple(row or ()) for row in stored["block_hashes"].to_pylist()]
     return _rows(table, blocks, about.get("block_tokens", options.block_tokens), tuple(about.get("notes", ())))
+
+
+def _stored(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The file's table, known to be sound, and what :mod:`traces.saving` wrote about it."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+    try:
+        stored = pq.read_table(path)
+        stored.validate(full=True)
+        about = dict(json.loads((stored.schema.metadata or {}).get(METADATA, b"{}")))
+        if "block_hashes" in stored.column_names:
+            hashes = stored["block_hashes"].cast(pa.list_(pa.int64()))
+            index = stored.column_names.index("block_hashes")
+            stored = stored.set_column(index, "block_hashes", hashes)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or ["damaged"])[0]
+        raise TraceError(f"{path.name}: not a sound Parquet file ({reason}); make it again") from None
+    return stored, about
 
 
 def _plain(path: Path, stored: Any) -> dict[str, Any]:
