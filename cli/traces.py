@@ -136,7 +136,10 @@ def convert(
     scale: Scale = None,
     json: Json = False,
 ) -> None:
-    """Write a trace in our own form: cut by --slice, then --limit, then given --arrivals."""
+    """Write a trace in our own form, cut and given new arrivals.
+
+    Applied in this order: --slice, --limit, --arrivals.
+    """
     from cli.output import print_json
     from traces import save
 

@@ -197,9 +197,8 @@ def fetch(
                 downloader=partial(_download, progress),
             )
     except OSError as error:  # before ValueError: a malformed URL is both
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise TraceError(
-            f"{name}: cannot fetch {url} ({reason}); check the connection, or get the file another way and "
+            f"{name}: cannot fetch {url} ({_reason(error)}); check the connection, or get the file another way and "
             "give its path"
         ) from None
     except ValueError:
@@ -225,6 +224,14 @@ def _download(progress: Callable[[int], None] | None, url: str, target: str, poo
             done += len(chunk)
             if progress is not None:
                 progress(done)
+
+
+def _reason(error: OSError) -> str:
+    """A few words: what requests says of a failed connection fills lines."""
+    response = getattr(error, "response", None)
+    if response is not None:
+        return f"HTTP {response.status_code} {response.reason}"
+    return error.strerror or type(error).__name__
 
 
 @contextmanager
