@@ -56,13 +56,19 @@ def fit_margin(tokens: IntColumn) -> Margin:
     return Margin(tokens=tuple(values[knots].tolist()), shares=tuple(round(s, 6) for s in shares[knots].tolist()))
 
 
+def correlation_of(prompt: IntColumn, output: IntColumn) -> float:
+    found = rank_correlation(prompt, output)
+    assert found is not None, "a source with one length has no rank correlation"
+    return found
+
+
 def fit_correlation(prompt: Margin, output: Margin, wanted: float) -> float:
     """The normals' correlation at which the drawn lengths have the rank correlation ``wanted`` (bisection)."""
     low, high = -0.999, 0.999
     for _ in range(20):
         middle = (low + high) / 2
         drawn = _trial(prompt, output, middle).draw(200_000, seed=0)
-        low, high = (middle, high) if rank_correlation(*drawn) < wanted else (low, middle)
+        low, high = (middle, high) if correlation_of(*drawn) < wanted else (low, middle)
     return round((low + high) / 2, 4)
 
 
@@ -81,11 +87,11 @@ def _trial(prompt: Margin, output: Margin, correlation: float) -> Workload:
 
 def fit(folder: Path) -> None:
     """Write the fitted numbers of all workloads to traces/workloads.json."""
-    fitted = {}
+    fitted: dict[str, dict[str, object]] = {}
     for name, (file, about, origin) in SOURCES.items():
         trace = traces.load(folder / file)
         prompt, output = fit_margin(trace.prompt_tokens), fit_margin(trace.output_tokens)
-        wanted = rank_correlation(trace.prompt_tokens, trace.output_tokens)
+        wanted = correlation_of(trace.prompt_tokens, trace.output_tokens)
         fitted[name] = {
             "about": about,
             "source": f"{Path(file).name} ({origin})",
@@ -112,7 +118,7 @@ def _document(fitted: dict[str, dict[str, object]]) -> str:
 def measures(prompt: IntColumn, output: IntColumn) -> FloatColumn:
     """Mean, P50, P90 of prompts, the same of outputs, rank correlation: shape (7,)."""
     lengths = [f(column) for column in (prompt, output) for f in (np.mean, np.median, _p90)]
-    return np.array([*lengths, rank_correlation(prompt, output)], float)
+    return np.array([*lengths, correlation_of(prompt, output)], float)
 
 
 def _p90(column: IntColumn) -> float:

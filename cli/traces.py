@@ -31,27 +31,7 @@ def list_(json: Json = False) -> None:
     from traces.catalogue import fetched
 
     if json:
-        print_json(
-            {
-                "workloads": [
-                    {"name": w.name, "about": w.about, "source": w.source, "source_rows": w.source_rows}
-                    for w in workloads().values()
-                ],
-                "public": [
-                    {
-                        "name": entry.name,
-                        "about": entry.about,
-                        "licence": entry.licence,
-                        "size_bytes": entry.size_bytes,
-                        "sha256": entry.sha256,
-                        "url": entry.url,
-                        "fetched": fetched(entry.name) is not None,
-                    }
-                    for entry in CATALOGUE.values()
-                ],
-                "formats": {name: form.about for name, form in FORMATS.items()},
-            }
-        )
+        print_json(_listing())
         return
     print("Built in (lengths; give them arrivals):\n")
     built_in = [(f"workload:{w.name}", w.about, f"{w.source_rows:,}") for w in workloads().values()]
@@ -68,6 +48,29 @@ def list_(json: Json = False) -> None:
     print(table(("   name", "what", "MB"), rows, 2))
     print("\nFormats, detected from content:\n")
     print(_indented(table(("name", "what"), [(name, form.about) for name, form in FORMATS.items()], 2)))
+
+
+def _listing() -> dict[str, Any]:
+    from traces import CATALOGUE, FORMATS, workloads
+    from traces.catalogue import fetched
+
+    public = [
+        {
+            "name": entry.name,
+            "about": entry.about,
+            "licence": entry.licence,
+            "size_bytes": entry.size_bytes,
+            "sha256": entry.sha256,
+            "url": entry.url,
+            "fetched": fetched(entry.name) is not None,
+        }
+        for entry in CATALOGUE.values()
+    ]
+    built_in = [
+        {"name": w.name, "about": w.about, "source": w.source, "source_rows": w.source_rows}
+        for w in workloads().values()
+    ]
+    return {"workloads": built_in, "public": public, "formats": {name: form.about for name, form in FORMATS.items()}}
 
 
 @app.command()

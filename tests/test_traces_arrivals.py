@@ -144,7 +144,7 @@ def test_slices_count_from_their_start() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("process", [*PROCESSES, "rescaled"])
 def test_a_rate_must_be_a_number_above_0(process: str, rate: float) -> None:
-    make = PROCESSES.get(process, lambda trace, rate, seed: traces.rescaled(trace, rate))
+    make = {**PROCESSES, "rescaled": lambda trace, rate, seed: traces.rescaled(trace, rate)}[process]
     with pytest.raises(TraceError, match=r"rate is .*; give requests per second, above 0"):
         make(trace_of(2, [0, 1]), rate, 0)
 

@@ -20,6 +20,7 @@ BAD_FILES = {
     "header only": ("t.csv", AZURE, "t.csv: a header and no rows"),
     "unknown columns": ("t.csv", "a,b\n1,2\n", "t.csv: line 1: no known format has the columns a, b"),
     "a column twice": ("t.csv", "prompt_tokens,output_tokens,prompt_tokens\n1,2,3\n", "'prompt_tokens' appears twice"),
+    "a column not ours": ("t.csv", "arrival,prompt_tokens,output_tokens\n0,1,2\n", "t.csv: unknown column 'arrival'"),
     "negative": ("t.csv", f"{OWN}a,0,1,2\nb,1,-3,2\n", "t.csv: line 3: prompt_tokens is '-3'; wanted: whole numbers"),
     "not whole": ("t.csv", f"{OWN}a,0,1,2\nb,1,3,2.5\n", "t.csv: line 3: output_tokens is '2.5'"),
     "not a number": ("t.csv", f"{OWN}a,0,x,2\n", "t.csv: line 2: prompt_tokens is 'x'"),

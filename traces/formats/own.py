@@ -8,6 +8,7 @@ provenance in its metadata.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ METADATA = b"bulletsim"
 
 def read_csv(path: Path, options: ReadOptions) -> Rows:
     table = read_table(path, NEEDED, "csv")
+    _check_names(path, table.columns)
     blocks = None
     if table.has("block_hashes"):
         blocks = [_hashes(table, row, text) for row, text in enumerate(table.texts("block_hashes"))]
@@ -36,6 +38,7 @@ def read_parquet(path: Path, options: ReadOptions) -> Rows:
             f"{path.name}: no column {missing[0]!r}; the file has {', '.join(stored.column_names)[:200]}; "
             f"wanted: {', '.join(COLUMNS)}"
         )
+    _check_names(path, stored.column_names)
     if stored.num_rows == 0:
         raise TraceError(f"{path.name}: no rows; give a trace with at least one request")
     table = Table(path=path, rows=stored.num_rows, columns=_plain(path, stored), in_lines=False)
@@ -62,6 +65,15 @@ def _stored(path: Path) -> tuple[Any, dict[str, Any]]:
         reason = (str(error).splitlines() or ["damaged"])[0]
         raise TraceError(f"{path.name}: not a sound Parquet file ({reason}); make it again") from None
     return stored, about
+
+
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """In our own form a name that is not ours is a slip: "arrival" would be a trace without arrivals."""
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown:
+        raise TraceError(
+            f"{path.name}: unknown column {unknown[0]!r}; our own form has {', '.join(COLUMNS)}; rename or remove it"
+        )
 
 
 def _plain(path: Path, stored: Any) -> dict[str, Any]:
