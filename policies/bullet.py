@@ -9,13 +9,13 @@ a new batch, of the whole queue) and the TPOT of what is decoding, and splits th
 - TPOT does not hold but TTFT does: decode gets all that it can use, prefill no fewer than keep its TTFT;
 - neither holds: the split with the least max(TTFT / SLO, TPOT / SLO), over what can still be changed.
 
-The queue is taken shortest prefill first when that breaks no TTFT SLO that would hold. A batch takes requests until its
-arithmetic intensity reaches the ridge of its SMs. While pending TTFTs are in danger decode pauses for as long as its
+The queue is taken shortest prefill first when that breaks no TTFT SLO that would hold. A batch takes requests until it
+makes use of its SMs. While pending TTFTs are in danger decode pauses for as long as its
 own SLO allows. A decode step that will outlast the last prefill layers gets part of their SMs from the start, so shares
 may overlap for a moment instead of leaving SMs idle. With one phase empty the other has all SMs.
 
 Left open by the text, and settings here: layers a group (4), the percentile (P90) and its population (pending requests
-and the last 100 finished), how much of a long queue is forecast.
+and the last 100 finished), how much of a long queue is forecast, when a batch makes use of its SMs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from policies.admission import Relief, blocks_for, relieve
 from policies.api import Chunk, Decision, LaneView, Outcome, RequestProgress, Role, Router, Step, View
 from policies.forecast import (
     TtftForecast,
-    batch_to_ridge,
+    batch_end,
     fewest,
     forecast_queue,
     percentile,
@@ -78,6 +78,7 @@ class Bullet:
     layers_per_step: transformer layers in one prefill launch.
     percentile: the share of requests whose TTFT and TPOT must be within SLO for it to count as held.
     queue_horizon: how many waiting requests are forecast and reordered; those behind them wait longer anyway.
+    batch_fill: a prefill batch takes requests until it runs at this part of the FLOP/s that a long prompt attains.
     sm_step: SMs by which shares change; None takes the device's granularity.
     max_resident: requests that may hold KV at once.
     reorder, pause_decode: switch these parts off to see what they are worth.
@@ -90,8 +91,9 @@ class Bullet:
     layers_per_step: int = 4
     percentile: float = 0.9
     queue_horizon: int = 64
+    batch_fill: float = 0.9
     sm_step: int | None = None
-    max_resident: int = 256
+    max_resident: int = 1024
     reorder: bool = True
     pause_decode: bool = True
     router: Router = field(default_factory=LeastLoaded)
@@ -100,8 +102,9 @@ class Bullet:
         for name in ("layers_per_step", "queue_horizon", "max_resident"):
             if getattr(self, name) < 1:
                 raise ValueError(f"bullet: {name} is {getattr(self, name)}; it must be 1 or more")
-        if not 0 < self.percentile <= 1:
-            raise ValueError(f"bullet: percentile is {self.percentile}; it must be above 0 and at most 1")
+        for name in ("percentile", "batch_fill"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"bullet: {name} is {getattr(self, name)}; it must be above 0 and at most 1")
         if self.sm_step is not None and self.sm_step < 1:
             raise ValueError(f"bullet: sm_step is {self.sm_step}; it must be 1 or more, or None for the device's")
 
@@ -170,17 +173,17 @@ class Bullet:
         if relief.victims or not view.waiting:
             return (), False, None
         queue = list(islice(view.waiting.values(), self.queue_horizon))
-        order = shortest_first(view, queue, sms) if self.reorder and len(queue) > 1 else queue
+        order = shortest_first(view, queue, sms, self.batch_fill) if self.reorder and len(queue) > 1 else queue
         free, room = relief.free_blocks, self.max_resident - len(view.decoding) - len(view.prefilling)
         chunks: list[Chunk] = []
-        for request in order[: batch_to_ridge(view, order, 0, sms)]:
+        for request in order[: batch_end(view, order, 0, sms, self.batch_fill)]:
             free -= blocks_for(request.prefill_tokens, view.block_tokens)
             if free < 0 or len(chunks) >= room:
                 break
             chunks.append(Chunk(request, request.prefill_tokens))
         if not chunks:
             return (), True, None
-        ahead = list(zip(order, forecast_queue(view, order, sms), strict=True))
+        ahead = list(zip(order, forecast_queue(view, order, sms, self.batch_fill), strict=True))
         settled = tuple(outcome.ttft_ratio for outcome in view.outcomes)
         return tuple(chunks), len(chunks) < len(view.waiting), TtftForecast(self._pending(view, ahead), settled)
 

@@ -31,7 +31,7 @@ class ChunkedPrefill:
     fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 1024
-    max_resident: int = 256
+    max_resident: int = 1024
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class Disaggregation:
     prefill_instances: int = 1
     decode_instances: int = 1
     batch_tokens: int = 1024
-    max_resident: int = 256
+    max_resident: int = 1024
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
