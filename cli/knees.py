@@ -80,7 +80,10 @@ def _caption(panel: Panel) -> str:
     from sim.plots.series import slo_text
 
     rate = _common_rate(panel)
-    return f"{panel.title}\n{slo_text(panel.slo)}; rates in requests/s per GPU, the rest at {rate:g}"
+    return (
+        f"{panel.title}\nSLO: {slo_text(panel.slo)}\n"
+        f"knee: highest requests/s per GPU with 90 % in the SLO; other columns at {rate:g}"
+    )
 
 
 def _rows(panel: Panel) -> list[list[str]]:

@@ -5,13 +5,14 @@ Exit status: 0; 1 for an internal error or failed cells; 2 for bad input, with o
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
 from cli import catalogue, demo, plot, policies, simulate, sweep, traces
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="bulletsim",
@@ -36,12 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         status = app(args=list(arguments), prog_name="bulletsim", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has had enough; python would complain again when it flushes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        status = INTERRUPTED
     except OSError as error:
         return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     except ValueError as error:
@@ -51,6 +47,8 @@ def run(arguments: Sequence[str]) -> int:
         if not hasattr(error, "format_message"):
             raise
         return _refuse_usage(error.format_message(), getattr(error, "ctx", None))
+    if status == INTERRUPTED:
+        print("interrupted", file=sys.stderr)
     return status if isinstance(status, int) else 0
 
 

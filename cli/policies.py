@@ -16,7 +16,7 @@ def policies(
 
     listed = [_entry(name, cls) for name, cls in POLICIES.items()]
     if json:
-        print_json(listed)
+        print_json({"policies": listed})
         return
     for entry in listed:
         print(f"{entry['name']}: {entry['about']}")

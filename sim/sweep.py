@@ -154,7 +154,7 @@ def _rows(cells: Sequence[Cell], directory: Path) -> Iterator[Row]:
 def _settings(config: RunConfig) -> dict[str, Any]:
     document = config.model_dump(mode="json")
     policy = document.pop("policy")
-    flat = {}
+    flat: dict[str, Any] = {}
     for name in ("slo", "window", "latency"):
         flat |= {f"{name}_{part}": value for part, value in document.pop(name).items()}
     del document["version"], document["trace_sha256"]

@@ -1,0 +1,170 @@
+"""bulletsim simulate and the rules that hold for every command: statuses, one line of error, one document."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import sim.simulate
+from cli.main import run
+from cli.output import number, table
+from cli.settings import pairs
+
+COMMAND = (
+    "simulate --trace workload:sharegpt --rate 8 --requests 12 --policy chunked --model Llama-3.1-8B"
+    " --device A100-80G --slo-ttft 0.5 --slo-tpot 0.1"
+)
+OPTIONS = COMMAND.split()
+
+
+def test_a_run_prints_its_metrics_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(OPTIONS) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith("chunked, Llama-3.1-8B on 1 x A100-80G\n12 requests: 12 finished\n")
+    for part in ("TTFT (ms)", "end to end (s)", "requests/s per GPU", "SLO attainment (%)", "roofline 100%"):
+        assert part in text
+
+
+def test_json_is_one_document_and_repeatable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert run([*OPTIONS, "--json", "--out", str(out)]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)
+    assert captured.err == ""
+    assert document["metrics"] == json.loads((out / "summary.json").read_text())
+    assert document["config"] == json.loads((out / "config.json").read_text())
+
+    assert run(["simulate", "--config", str(out / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    assert (tmp_path / "again" / "requests.parquet").read_bytes() == (out / "requests.parquet").read_bytes()
+    assert (tmp_path / "again" / "config.json").read_bytes() == (out / "config.json").read_bytes()
+
+
+def test_options_change_a_stored_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*OPTIONS, "--set", "budget_tokens=512", "--out", str(tmp_path / "run"), "--json"]) == 0
+    stored = str(tmp_path / "run" / "config.json")
+    capsys.readouterr()
+    assert run(["simulate", "--config", stored, "--seed", "7", "--policy", "bullet", "--json"]) == 0
+    changed = json.loads(capsys.readouterr().out)["config"]
+    assert (changed["seed"], changed["policy"]) == (7, {"name": "bullet", "settings": {}})
+    assert changed["slo"]["tpot_s"] == 0.1
+
+
+def test_another_version_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*OPTIONS, "--out", str(tmp_path / "run")]) == 0
+    path = tmp_path / "run" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "0.0.1"}))
+    capsys.readouterr()
+    assert run(["simulate", "--config", str(path)]) == 0
+    assert "was made with version 0.0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("simulate", "error: --trace is missing"),
+        ("simulate --bogus", "error: No such option: --bogus"),
+        ("nope", "error: No such command 'nope'"),
+        ("simulate --requests x", "error: Invalid value for '--requests'"),
+        ("OPTIONS --requests 0", "error: options: requests is 0: input should be greater than or equal to 1"),
+        ("OPTIONS --policy nope", "error: unknown policy 'nope'"),
+        ("OPTIONS --set budget=3", "error: policy chunked has no setting 'budget'"),
+        ("OPTIONS --set budget_tokens", "error: --set 'budget_tokens' is no key=value pair"),
+        ("OPTIONS --trace /absent.csv", "error: /absent.csv: no such file"),
+        ("OPTIONS --arrivals sometimes", "error: arrivals 'sometimes'"),
+        ("OPTIONS --kv-blocks 1", "--oversized reject"),
+        ("OPTIONS --token-times", "error: --token-times writes to a run directory; give --out DIR too"),
+        ("simulate --config /absent.json", "error: /absent.json does not exist"),
+        ("simulate --config /", "error: / is a directory; a JSON file was expected"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [word for part in arguments.split() for word in (OPTIONS if part == "OPTIONS" else [part])]
+    assert run(given) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_an_existing_directory_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sim.simulate, "prepare", lambda config: pytest.fail("ran"))
+    assert run([*OPTIONS, "--out", str(tmp_path)]) == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_an_unwritable_place_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert run([*OPTIONS, "--out", str(tmp_path / "file" / "run")]) == 2
+    assert "file" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sim.simulate.Prepared, "run", interrupt)
+    assert run([*OPTIONS, "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_internal_error_is_no_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
+    with pytest.raises(RuntimeError, match="bug"):
+        run(OPTIONS)
+
+
+def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--help"], ["simulate", "--help"], ["models"], ["devices"], ["policies"]):
+        assert run(arguments) == 0
+    assert "--set budget_tokens=" in capsys.readouterr().out
+    assert run(["policies", "--json"]) == 0
+    listed = {entry["name"]: entry["settings"] for entry in json.loads(capsys.readouterr().out)["policies"]}
+    assert listed["chunked"]["router"] == "least-loaded"
+    for name in listed:
+        assert run(["simulate", "--policy", name]) == 2
+
+
+def test_settings_typed_as_pairs() -> None:
+    assert pairs("--set", ["a=1", "b=0.5", "c=true", "d=null", "e=least-loaded", "f=x=y"]) == {
+        "a": 1,
+        "b": 0.5,
+        "c": True,
+        "d": None,
+        "e": "least-loaded",
+        "f": "x=y",
+    }
+    with pytest.raises(ValueError, match="gives a twice"):
+        pairs("--set", ["a=1", "a=2"])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.00"),
+        (0.1234, "0.123"),
+        (12.34, "12.3"),
+        (99.96, "100"),
+        (123.4, "123"),
+        (98765.0, "98765"),
+        (0.00001, "1.0e-05"),
+    ],
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_tables_align() -> None:
+    assert table(["name", "x"], [["a", "1"], ["bb", "10"]]) == "name   x\n----  --\na      1\nbb    10"

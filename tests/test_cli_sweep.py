@@ -1,0 +1,172 @@
+"""bulletsim sweep, plot and demo, end to end on small grids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import sim.simulate
+from cli.knees import knee_csv, knee_markdown, knee_tables, verdict
+from cli.main import run
+from sim.config import RunConfig
+from sim.metrics import Metrics
+from sim.plots.series import panels
+
+SPEC = """
+base: {trace: 'workload:sharegpt', model: Llama-3.1-8B, device: A100-80G, requests: 8, slo: {tpot_s: 0.1}}
+policies: [chunked, bullet]
+grid: {rate_per_gpu: [2, 4]}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return str(path)
+
+
+def test_a_sweep_prints_knees_and_can_be_drawn(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert run(["sweep", spec, "--out", out, "--jobs", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "sharegpt: Llama-3.1-8B on A100-80G" in text
+    assert max(map(len, text.splitlines())) <= 80
+    for kind in ("frontier", "latency"):
+        assert run(["plot", kind, out]) == 0
+        assert (tmp_path / "out" / f"{kind}.pdf").is_file()
+        assert (tmp_path / "out" / f"{kind}.png").is_file()
+    assert run(["sweep", spec, "--out", out, "--json"]) == 0
+    captured = capsys.readouterr()
+    document = json.loads(captured.out[captured.out.index("{") :])
+    assert (document["resumed"], len(document["rows"]), document["failures"]) == (4, 4, [])
+
+
+def test_a_timeline_is_drawn_from_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--trace workload:sharegpt --rate 4 --requests 5 --policy bullet --model tiny --device A100-80G"
+    assert run(["simulate", *options.split(), "--out", str(tmp_path / "run")]) == 0
+    assert run(["plot", "timeline", str(tmp_path / "run"), "--out", str(tmp_path / "t.svg"), "--end", "0.5"]) == 0
+    assert {path.name for path in tmp_path.glob("t.*")} == {"t.svg", "t.png"}
+    capsys.readouterr()
+    assert run(["plot", "timeline", str(tmp_path / "run"), "--out", "x.gif"]) == 2
+    assert "ends in .pdf, .svg or .png" in capsys.readouterr().err
+
+
+def test_a_dry_run_counts_and_runs_nothing(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert capsys.readouterr().out == "4 cells, all settings valid\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("bullet]", "bullett]"), "unknown policy 'bullett'"),
+        (("A100-80G", "A100-81G"), "unknown device"),
+        (("requests: 8", "requests: 0"), "requests is 0"),
+        (("bullet]", "{name: bullet, settings: {speed: 3}}]"), "no setting 'speed'"),
+    ],
+)
+def test_a_wrong_grid_fails_before_the_first_cell(
+    change: tuple[str, str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.replace(*change))
+    assert run(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_failed_cells_give_status_1(
+    spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = sim.simulate.measure
+
+    def fail_for_bullet(config: RunConfig) -> Metrics:
+        if config.policy.name == "bullet":
+            raise RuntimeError("no luck")
+        return measure(config)
+
+    monkeypatch.setattr(sim.simulate, "measure", fail_for_bullet)
+    assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("failed: bullet at rate") == 2
+    assert len(json.loads((tmp_path / "out" / "failures.json").read_text())["failures"]) == 2
+
+
+def test_an_interrupted_sweep_is_130(
+    spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(config: RunConfig) -> Metrics:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sim.simulate, "measure", interrupt)
+    assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1"]) == 130
+    assert (tmp_path / "out" / "cells").is_dir()
+
+
+def test_plots_name_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plot", "frontier", str(tmp_path)]) == 2
+    assert "results.parquet does not exist" in capsys.readouterr().err
+    assert run(["plot", "pie", str(tmp_path)]) == 2
+    assert "'frontier', 'latency', 'timeline'" in capsys.readouterr().err
+
+
+def test_the_quick_demo_leaves_pictures_tables_and_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "demo"
+    assert run(["demo", "--quick", "--out", str(out), "--quiet"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert max(map(len, captured.out.splitlines()[:-2])) <= 80
+    verdicts = captured.out.splitlines()[-2:]
+    assert [line.split(":")[0] for line in verdicts] == ["sharegpt", "code"]
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"frontier.pdf", "frontier.png", "latency.pdf", "latency.png", "knees.csv", "knees.md"}
+
+
+def rows(**attainments: tuple[float, ...]) -> list[dict[str, object]]:
+    """A row a policy and rate 1, 2, 3 per GPU with these attainments."""
+    settings = {"trace": "workload:code", "model": "M", "device": "D", "tensor_parallel": 1, "instances": 1}
+    slo = {"slo_ttft_s": 1.0, "slo_ttft_per_token_s": None, "slo_ttft_floor_s": 0.0, "slo_tpot_s": 0.1}
+    return [
+        settings
+        | slo
+        | {"policy": name, "policy_name": name, "gpus": 1, "rate": float(rate), "seed": 0, "attainment": met}
+        | {"ttft_p90_s": 0.1 * rate, "tpot_p90_s": None}
+        for name, values in attainments.items()
+        for rate, met in zip((1, 2, 3), values, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attainments", "sentence"),
+    [
+        (
+            {"a": (1, 0.9, 0.8), "b": (1, 0.8, 0.7)},
+            "code: a has the highest knee, 2 requests/s per GPU, 33% above b (1.5).",
+        ),
+        (
+            {"a": (1, 0.9, 0.8), "b": (1, 1, 1)},
+            "code: b has the highest knee, >= 3 requests/s per GPU, 50% above a (2).",
+        ),
+        ({"a": (1, 1, 1), "b": (1, 1, 1)}, "code: a and b keep 90 % attainment at every rate tested."),
+        ({"a": (0, 0, 0), "b": (0, 0, 0)}, "code: no policy keeps 90 % attainment at any rate tested."),
+        ({"a": (1, 0.9, 0), "b": (0, 0, 0)}, "no other policy keeps 90 % attainment at any rate tested."),
+    ],
+)
+def test_verdicts(attainments: dict[str, tuple[float, ...]], sentence: str) -> None:
+    (panel,) = panels(rows(**attainments))
+    assert verdict(panel).endswith(sentence)
+
+
+def test_knees_in_three_forms() -> None:
+    found = panels(rows(a=(1, 0.9, 0.8), b=(0.5, 0.5, 0.5)))
+    assert "a          2         90.0            200" in " ".join(knee_tables(found).splitlines()[-2:-1])
+    assert "| a | 2 | 90.0 | 200 | - |" in knee_markdown(found)
+    assert knee_csv(found).splitlines()[1:] == ["code,a,2.0,crossing,2.0,0.9,0.2,", "code,b,,never,2.0,0.5,0.2,"]
