@@ -31,11 +31,6 @@ def _value(text: str) -> Any:
     return value if isinstance(value, int | float | bool) or value is None else text
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that were given: not None and not empty."""
-    return {name: value for name, value in options.items() if value is not None and value != {}}
-
-
 def overlaid(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` laid on top, groups of settings merged."""
     result = dict(base)

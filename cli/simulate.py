@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,21 +17,47 @@ if TYPE_CHECKING:
 Text = str | None
 Number = float | None
 Whole = int | None
+Texts = list[str] | None
+
+FIELDS = {
+    "trace": "trace",
+    "arrivals": "arrivals",
+    "rate": "rate",
+    "requests": "requests",
+    "policy": "policy.name",
+    "set_": "policy.settings",
+    "model": "model",
+    "device": "device",
+    "tensor_parallel": "tensor_parallel",
+    "instances": "instances",
+    "slo_ttft": "slo.ttft_s",
+    "slo_ttft_per_token": "slo.ttft_per_token_s",
+    "slo_ttft_floor": "slo.ttft_floor_s",
+    "slo_tpot": "slo.tpot_s",
+    "seed": "seed",
+    "queue_limit": "queue_limit",
+    "kv_blocks": "kv_blocks",
+    "memory_fraction": "memory_fraction",
+    "latency": "latency",
+    "until": "until_s",
+    "oversized": "oversized",
+    "warmup": "window.warmup_s",
+    "drain": "window.drain_s",
+}
+"""The setting of a run (sim.config.RunConfig) that an option gives."""
+
+RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
 
 
-def simulate(
+def simulate(  # its length is that of the command: a line an option
+    context: typer.Context,
     trace: Annotated[Text, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")] = None,
     policy: Annotated[Text, typer.Option(help="A name from bulletsim policies, or path.py:Class.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A policy setting, key=value; repeatable.")] = None,
+    set_: Annotated[Texts, typer.Option("--set", help="A policy setting, key=value; repeatable.")] = None,
     model: Annotated[Text, typer.Option(help="A name from bulletsim models, or a config.json.")] = None,
     device: Annotated[Text, typer.Option(help="A name from bulletsim devices.")] = None,
     arrivals: Annotated[Text, typer.Option(help="How requests arrive, such as poisson:4 or closed:32.")] = None,
-    rate: Annotated[
-        Number,
-        typer.Option(
-            help="Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
-        ),
-    ] = None,
+    rate: Annotated[Number, typer.Option(help=RATE)] = None,
     requests: Annotated[Whole, typer.Option(help="Serve only so many, from the start.")] = None,
     instances: Annotated[Whole, typer.Option(help="Replicas of the model (default 1).")] = None,
     tensor_parallel: Annotated[Whole, typer.Option(help="GPUs of an instance (default 1).")] = None,
@@ -42,59 +69,39 @@ def simulate(
     queue_limit: Annotated[Whole, typer.Option(help="Waiting requests of an instance; more are rejected.")] = None,
     kv_blocks: Annotated[Whole, typer.Option(help="KV blocks of an instance (default: what fits).")] = None,
     memory_fraction: Annotated[Number, typer.Option(help="Memory for weights and KV (default 0.9).")] = None,
-    latency: Annotated[
-        list[str] | None, typer.Option("--latency", help="A latency model setting, key=value; repeatable.")
-    ] = None,
+    latency: Annotated[Texts, typer.Option(help="A latency model setting, key=value; repeatable.")] = None,
     until: Annotated[Number, typer.Option(help="Stop at this simulated second.")] = None,
     oversized: Annotated[Text, typer.Option(help="A request that can never fit: error (default) or reject.")] = None,
     warmup: Annotated[Number, typer.Option(help="Leave the first seconds of arrivals out of the metrics.")] = None,
     drain: Annotated[Number, typer.Option(help="Leave the last seconds of arrivals out of the metrics.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="Repeat the run of this config.json; other options change it.")
-    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Repeat this config.json; other options change it.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the run to this new directory.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run at --out.")] = False,
-    token_times: Annotated[
-        bool, typer.Option("--token-times", help="Also write the time of every token to --out.")
-    ] = False,
+    token_times: Annotated[bool, typer.Option("--token-times", help="Write every token's time to --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
 ) -> None:
     """Serve a trace with a policy on a simulated device."""
-    from cli.settings import given, pairs
-
-    options = {
-        "trace": trace,
-        "arrivals": arrivals,
-        "rate": rate,
-        "requests": requests,
-        "policy": given({"name": policy, "settings": pairs("--set", set_ or [])}),
-        "model": model,
-        "device": device,
-        "tensor_parallel": tensor_parallel,
-        "instances": instances,
-        "slo": given(
-            {
-                "ttft_s": slo_ttft,
-                "ttft_per_token_s": slo_ttft_per_token,
-                "ttft_floor_s": slo_ttft_floor,
-                "tpot_s": slo_tpot,
-            }
-        ),
-        "seed": seed,
-        "queue_limit": queue_limit,
-        "kv_blocks": kv_blocks,
-        "memory_fraction": memory_fraction,
-        "latency": pairs("--latency", latency or []),
-        "until_s": until,
-        "oversized": oversized,
-        "window": given({"warmup_s": warmup, "drain_s": drain}),
-    }
     if token_times and out is None:
         raise ValueError("--token-times writes to a run directory; give --out DIR too")
-    _simulate(
-        _settings(given(options), config, quiet), out, force=force, token_times=token_times, json=json, quiet=quiet
-    )
+    settings = _settings(_options(context.params), config, quiet)
+    _simulate(settings, out, force=force, token_times=token_times, json=json, quiet=quiet)
+
+
+def _options(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that were given, as settings of a run."""
+    from cli.settings import pairs
+
+    options: dict[str, Any] = {}
+    for name, path in FIELDS.items():
+        value = chosen[name]
+        if isinstance(value, list | tuple):
+            value = pairs(f"--{name.rstrip('_')}", value)
+        if value is None or value == {}:
+            continue
+        group, _, field = path.rpartition(".")
+        (options.setdefault(group, {}) if group else options)[field] = value
+    return options
 
 
 def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunConfig:
@@ -104,7 +111,8 @@ def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunC
 
     if stored is None:
         for name in ("trace", "policy", "model", "device"):
-            if not options.get(name):
+            value = options.get(name)
+            if value is None or (name == "policy" and "name" not in value):
                 raise ValueError(f"--{name} is missing; see bulletsim simulate --help")
         return checked(RunConfig, options, "options")
     base = load_config(stored)
