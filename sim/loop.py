@@ -4,7 +4,8 @@ Until the traffic is spent and nothing is left: read the time, admit what has ar
 instance where something changed and a lane is idle, launch what it says, and wait for the first completion or the next
 arrival. What a step does to requests, KV blocks and token times happens here; how long it takes, in the executor.
 
-At one instant completions come before arrivals, and both before decisions. Arrivals at one instant keep their order.
+At one instant all completions come before arrivals, and both before decisions. Arrivals at one instant keep their
+order.
 """
 
 from __future__ import annotations
@@ -119,9 +120,10 @@ class ServingLoop:
                 break
             limit = due if until_s is None else until_s if due is None else min(due, until_s)
             completion = executor.next(limit)
-            if completion is not None:
+            while completion is not None:
                 clock.now_s = completion.end_s
                 self._complete(completion)
+                completion = executor.next(clock.now_s) if self._flights else None
         self._check_nobody_is_stranded(until_s)
         return self._tally.result(
             requests=self._requests,

@@ -1,0 +1,108 @@
+"""What many tests need: a device whose times can be worked out by hand, traces from rows, one call that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from policies import SLO, Policy
+from profiler.constant import ConstantRateModel
+from profiler.latency import LatencyModel
+from profiler.specs import DeviceSpec, ModelSpec
+from sim import Limits, RunResult, ServingLoop, SimExecutor
+from traces.arrivals import ArrivalSource, OpenArrivals
+from traces.request import Provenance, Trace
+
+SHARED = Path(__file__).parents[1].parent / "shared"
+
+TOY_MODEL = ModelSpec(
+    name="toy",
+    layers=4,
+    hidden=64,
+    intermediate=128,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    vocab=256,
+    max_context=1 << 20,
+)
+
+TOY_DEVICE = DeviceSpec(
+    name="toy",
+    sms=10,
+    bf16_flops=1e12,
+    fp8_flops=None,
+    dram_bytes_per_s=1e11,
+    memory_bytes=1 << 30,
+    l2_bytes=1 << 20,
+    link_bytes_per_s=1e10,
+    link_latency_s=0.0,
+    bandwidth_knee_sms=5,
+    sm_granularity=1,
+    contention_ceiling=0.2,
+)
+
+
+def toy_latency(
+    prefill_token_s: float = 0.01,
+    decode_step_s: float = 0.1,
+    shared_slowdown: float = 1.0,
+    transfer_token_s: float = 0.0,
+) -> ConstantRateModel:
+    """A device on which a prompt token takes 10 ms and a decode step 100 ms, unless said otherwise."""
+    return ConstantRateModel(
+        model=TOY_MODEL,
+        device=TOY_DEVICE,
+        prefill_token_s=prefill_token_s,
+        decode_step_s=decode_step_s,
+        shared_slowdown=shared_slowdown,
+        transfer_token_s=transfer_token_s,
+    )
+
+
+def trace_of(rows: Sequence[tuple[float, int, int]]) -> Trace:
+    """A trace of (arrival_s, prompt_tokens, output_tokens) rows."""
+    arrivals, prompts, outputs = zip(*rows, strict=True)
+    return Trace(
+        provenance=Provenance(source="test", format="rows"),
+        arrival_s=np.array(arrivals, dtype=np.float64),
+        prompt_tokens=np.array(prompts, dtype=np.int64),
+        output_tokens=np.array(outputs, dtype=np.int64),
+    )
+
+
+def serve(
+    policy: Policy,
+    rows: Sequence[tuple[float, int, int]] | None = None,
+    *,
+    arrivals: ArrivalSource | None = None,
+    latency: LatencyModel | None = None,
+    instances: int = 1,
+    slo: SLO | None = None,
+    blocks: int = 1000,
+    block_tokens: int = 16,
+    queue_limit: int | None = None,
+    until_s: float | None = None,
+    check: bool = True,
+) -> RunResult:
+    """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step."""
+    latency = latency or toy_latency()
+    return ServingLoop(
+        policy=policy,
+        arrivals=arrivals or OpenArrivals(trace_of(rows or ())),
+        latency=latency,
+        executor=SimExecutor(latency=latency),
+        instances=instances,
+        slo=slo or SLO(),
+        limits=Limits(
+            total_blocks=blocks,
+            context_tokens=latency.model.max_context,
+            block_tokens=block_tokens,
+            queue_limit=queue_limit,
+            until_s=until_s,
+        ),
+        keep_token_times=True,
+        check_every_step=check,
+    ).run()
