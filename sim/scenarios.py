@@ -30,15 +30,18 @@ POLICIES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Rates per GPU in requests/s, around the policies' knees, and how many requests each run serves."""
+    """Rates per GPU in requests/s, around the policies' knees, and how many requests each run serves.
+
+    Above its knee a queue grows for as long as requests come, so a short run puts the knee too high.
+    """
 
     rates_per_gpu: tuple[float, ...]
     requests: int
 
 
 FULL = {
-    "sharegpt": Grid(rates_per_gpu=(8, 16, 20, 22, 24, 26, 28, 30), requests=1000),
-    "code": Grid(rates_per_gpu=(1, 2, 3, 4, 5, 6, 7, 8), requests=500),
+    "sharegpt": Grid(rates_per_gpu=(8, 16, 20, 23, 26, 29, 32), requests=2000),
+    "code": Grid(rates_per_gpu=(2, 3, 4, 5, 6, 7, 8, 9), requests=800),
 }
 QUICK = {
     "sharegpt": Grid(rates_per_gpu=(16, 24, 30), requests=200),
