@@ -1,8 +1,8 @@
 """Many runs: in processes or one after the other, resumable, one row each at the end.
 
-A finished cell is one small file named by the hash of its settings and of the package's version, renamed into
-place when whole. Starting the same sweep again, or a larger one, runs only what has no file yet. Cells that
-fail are listed and do not stop the others; an interrupt keeps what is done.
+A finished cell is one small file named by the hash of its settings, of the code and of the files it reads,
+renamed into place when whole. Starting the same sweep again, or a larger one, runs only what has no file yet.
+Cells that fail are listed and do not stop the others; an interrupt keeps what is done.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ import yaml
 from pydantic import BeforeValidator, Field
 
 from sim.config import RunConfig, Settings, checked
+from sim.fingerprint import fingerprint
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
 
@@ -75,8 +76,8 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Names the run by its content, 32 hexadecimal digits."""
-        return self.config.digest()[:32]
+        """Names the run by all that its result depends on, 32 hexadecimal digits."""
+        return fingerprint(self.config)[:32]
 
 
 def read_spec(path: Path) -> SweepSpec:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.config import RunConfig
+from sim.config import PolicySettings, RunConfig
+from sim.fingerprint import fingerprint
 from sim.metrics import Metrics
 from sim.simulate import measure, prepare
 from sim.sweep import load_results, run_sweep
@@ -179,13 +180,25 @@ def test_a_row_has_settings_and_metrics(tmp_path: Path) -> None:
     assert (row["finished"], row["attainment"]) == (8, metrics.attainment)
 
 
-def test_the_key_is_of_settings_and_version_alone(tmp_path: Path) -> None:
+def test_the_key_is_of_settings_and_version_not_of_the_label(tmp_path: Path) -> None:
     first = spelled(tmp_path, SPEC)[0]
     second = spelled(tmp_path, SPEC.replace("- chunked\n", "- {name: chunked, label: x}\n"))[0]
     assert first.label != second.label
     assert first.key == second.key
     newer = first.config.model_copy(update={"version": "99"})
-    assert newer.digest() != first.config.digest()
+    assert fingerprint(newer) != fingerprint(first.config)
+
+
+def test_the_key_follows_the_files_that_settings_name(tmp_path: Path) -> None:
+    """A policy edited between two sweeps must not meet the results of its former self."""
+    config = spelled(tmp_path, SPEC)[0].config
+    own = tmp_path / "own.py"
+    for change in ({"trace": str(own)}, {"policy": PolicySettings(name=f"{own}:Mine")}):
+        keys = set()
+        for content in ("x", "yy", "zzz"):
+            own.write_text(content)
+            keys.add(fingerprint(config.model_copy(update=change)))
+        assert len(keys) == 3
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
