@@ -45,10 +45,12 @@ USEFUL = 1.02
 
 
 class State(NamedTuple):
-    """This policy's memo: the split, and the TPOT percentile (over its limit) of the requests finished so far."""
+    """This policy's memo: the split, the TPOT percentile (over its limit) of the requests finished so far, and the
+    fewest SMs that draw nearly all of the bandwidth, which never change."""
 
     prefill_sms: int
     decode_sms: int
+    saturating_sms: int
     latest: Outcome | None = None
     past_tpot: float = 0.0
 
@@ -117,7 +119,7 @@ class Bullet:
 
     def decide(self, view: View) -> Decision:
         prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
-        before = view.memo if isinstance(view.memo, State) else State(view.sms, view.sms)
+        before = view.memo if isinstance(view.memo, State) else self._first_state(view)
         if decode.busy:
             relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
         elif prefill.busy and not view.decoding:
@@ -131,21 +133,36 @@ class Bullet:
             return Decision(steps, state)
         return self._share(view, plan, relief, before)
 
+    def _first_state(self, view: View) -> State:
+        """All SMs for both; and how many draw nine tenths of the bandwidth: decode's share without a TPOT SLO."""
+        total, step = view.sms, self._sm_step(view)
+        _, all_bytes = view.latency.ceilings(total)
+        sms = fewest(step, total - step, step, lambda n: view.latency.ceilings(n)[1] >= 0.9 * all_bytes)
+        return State(total, total, max(1, total // 2) if sms is None else sms)
+
+    def _sm_step(self, view: View) -> int:
+        return self.sm_step or view.latency.device.sm_granularity
+
     def _share(self, view: View, plan: PrefillPlan, relief: Relief, before: State) -> Decision:
         """Steps for the idle lanes while there is something to prefill."""
-        prefill_busy, decode_busy = view.lanes[PREFILL].busy, view.lanes[DECODE].busy
+        prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
         if not relief.decodes:
-            steps = () if prefill_busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
+            steps = () if prefill.busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
             return Decision(steps, before._replace(prefill_sms=view.sms))
-        decode_s = self._decode_clock(view, plan, relief.decodes)
+        if decode.busy:
+            # Its share is settled until its step ends. What it leaves is prefill's; where it leaves less than prefill's
+            # part (it had the GPU to itself when it started), the two overlap for the rest of the step.
+            state = before if prefill.batch else self._split(view, plan, self._decode_clock(view, plan), before)
+            sms = max(state.prefill_sms, view.sms - decode.sms)
+            return Decision((Step(PREFILL, sms, plan.chunks, plan.layers),), state)
+        decode_s = self._decode_clock(view, plan)
         state = self._split(view, plan, decode_s, before)
         steps = ()
-        if not decode_busy and not self._may_pause(view, plan, decode_s(state.decode_sms)):
+        if not self._may_pause(view, plan, decode_s(state.decode_sms)):
             sms = self._decode_sms(view, plan, state.decode_sms, decode_s)
             steps = (Step(DECODE, sms, (), None, True, relief.victims),)
-        if not prefill_busy:
-            sms = state.prefill_sms if decode_busy or steps else view.sms
-            steps = (*steps, Step(PREFILL, sms, plan.chunks, plan.layers))
+        if not prefill.busy:
+            steps = (*steps, Step(PREFILL, state.prefill_sms if steps else view.sms, plan.chunks, plan.layers))
         return Decision(steps, state)
 
     def _plan(self, view: View, lane: LaneView, relief: Relief, sms: int) -> PrefillPlan | None:
@@ -198,8 +215,9 @@ class Bullet:
         )
 
     @staticmethod
-    def _decode_clock(view: View, plan: PrefillPlan, decodes: int) -> Callable[[int], float]:
+    def _decode_clock(view: View, plan: PrefillPlan) -> Callable[[int], float]:
         """Seconds of the next decode step on so many SMs, with prefill's layer group on all others."""
+        decodes = len(view.decoding)
         work = Work(decode_requests=decodes, decode_context_tokens=view.decode_context_tokens + decodes)
         known: dict[int, float] = {}
 
@@ -212,15 +230,15 @@ class Bullet:
 
     def _split(self, view: View, plan: PrefillPlan, decode_s: Callable[[int], float], before: State) -> State:
         """Algorithm 1's three branches."""
-        total, step = view.sms, self.sm_step or view.latency.device.sm_granularity
+        total, step = view.sms, self._sm_step(view)
         if view.slo.tpot_s is None:
-            sms = self._saturating_sms(view, step)
+            sms = before.saturating_sms
             return before._replace(prefill_sms=total - sms, decode_sms=sms)
         before = self._with_past(view, before)
         limit_s = min(view.decode_slack_s(self.percentile), view.slo.tpot_s)
         if not plan.queue_follows:
             # Prefill will soon be done: a step that outlasts it on few SMs would leave the others idle.
-            limit_s = min(limit_s, max(plan.left_s, decode_s(self._saturating_sms(view, step))))
+            limit_s = min(limit_s, max(plan.left_s, decode_s(before.saturating_sms)))
         fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, before.decode_sms)
         if fit is not None and before.past_tpot <= 1:
             return before._replace(prefill_sms=total - fit, decode_sms=fit)
@@ -281,13 +299,6 @@ class Bullet:
             return state
         past = [outcome.tpot_ratio for outcome in view.outcomes if outcome.tpot_ratio is not None]
         return state._replace(latest=latest, past_tpot=percentile(past, self.percentile))
-
-    @staticmethod
-    def _saturating_sms(view: View, step: int) -> int:
-        """Without a TPOT SLO: the fewest decode SMs that draw nine tenths of the bandwidth."""
-        _, all_bytes = view.latency.ceilings(view.sms)
-        sms = fewest(step, view.sms - step, step, lambda n: view.latency.ceilings(n)[1] >= 0.9 * all_bytes)
-        return view.sms // 2 if sms is None else sms
 
     def _may_pause(self, view: View, plan: PrefillPlan, step_s: float) -> bool:
         """Whether decode can sit out the next layer group: TTFTs are in danger, and its TPOTs allow it."""

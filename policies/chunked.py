@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.admission import fill, relieve
-from policies.api import Decision, Role, Router, Step, View
+from policies.api import Chunk, Decision, Role, Router, Step, View
 from policies.routing import LeastLoaded
 
 LANE = "main"
@@ -50,14 +50,16 @@ class ChunkedPrefill:
 
     def decide(self, view: View) -> Decision:
         relief = relieve(view)
-        chunks = fill(
-            view,
-            budget_tokens=self.budget_tokens - relief.decodes,
-            free_blocks=relief.free_blocks,
-            max_resident=self.max_resident,
-            without=relief.victims,
-        )
+        chunks: tuple[Chunk, ...] = ()
+        if view.waiting or view.prefilling:
+            chunks = fill(
+                view,
+                budget_tokens=self.budget_tokens - relief.decodes,
+                free_blocks=relief.free_blocks,
+                max_resident=self.max_resident,
+                without=relief.victims,
+            )
         if not chunks and not relief.decodes:
             return Decision()
-        step = Step(LANE, view.sms, prefill=chunks, decode=relief.decodes > 0, preempt=relief.victims)
+        step = Step(LANE, view.sms, chunks, None, relief.decodes > 0, relief.victims)
         return Decision((step,))

@@ -10,24 +10,30 @@ KV transfers use no SMs. Those that read from the same instance share its link e
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 import simpy
-from simpy.events import Event
+from simpy.events import Event, Timeout
 
 from profiler.latency import LatencyModel
 from sim.launch import Completion, Launch
 
+NEVER = float("inf")
+
 
 class _Flight:
-    """A launch in flight: at ``rated_s`` the share ``left`` of it remained, to run at ``duration_s`` for the whole."""
+    """A launch in flight: at ``rated_s`` the share ``left`` of it remained, to run at ``duration_s`` for the whole.
 
-    __slots__ = ("duration_s", "launch", "left", "rated_s", "timeout")
+    ``peers`` are the launches that may slow each other: those on its instance's SMs, or on its source's link.
+    """
 
-    def __init__(self, launch: Launch, duration_s: float, now_s: float) -> None:
+    __slots__ = ("duration_s", "launch", "left", "peers", "rated_s", "timeout")
+
+    def __init__(self, launch: Launch, peers: list[_Flight], now_s: float) -> None:
         self.launch = launch
+        self.peers = peers
         self.left = 1.0
-        self.duration_s = duration_s
+        self.duration_s = 0.0
         self.rated_s = now_s
         self.timeout: Event | None = None
 
@@ -38,54 +44,50 @@ class SimExecutor:
     def __init__(self, *, latency: LatencyModel) -> None:
         self._latency = latency
         self._env = simpy.Environment()
-        self._running: dict[tuple[str, int], list[_Flight]] = {}
+        self._computing: defaultdict[int, list[_Flight]] = defaultdict(list)
+        self._sending: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._ended: deque[Completion] = deque()
 
     def now(self) -> float:
         return self._env.now
 
     def start(self, launch: Launch) -> None:
-        group = self._group(launch)
-        peers = self._running.setdefault(group, [])
-        flight = _Flight(launch, 0.0, self._env.now)
+        source = launch.source
+        peers = self._computing[launch.instance] if source is None else self._sending[source]
+        flight = _Flight(launch, peers, self._env.now)
         peers.append(flight)
-        if len(peers) > 1:
-            for peer in peers[:-1]:
-                self._rerate(peer, peers)
-        if launch.source is None and launch.predictor is self._latency:
+        for peer in peers[:-1]:
+            self._rerate(peer)
+        if source is None and launch.predictor is self._latency:
             flight.duration_s = launch.predicted.seconds
         else:
-            flight.duration_s = self._duration_s(flight, peers)
+            flight.duration_s = self._duration_s(flight)
         self._schedule(flight)
 
     def next(self, until_s: float | None) -> Completion | None:
         env, ended = self._env, self._ended
-        limit = float("inf") if until_s is None else until_s
+        limit = NEVER if until_s is None else until_s
         while not ended:
             due = env.peek()
-            if due > limit or due == float("inf"):
+            if due > limit or due == NEVER:
                 if until_s is not None and until_s > env.now:
                     env.run(until=until_s)
                 return None
             env.step()
         return ended.popleft()
 
-    @staticmethod
-    def _group(launch: Launch) -> tuple[str, int]:
-        return ("sms", launch.instance) if launch.source is None else ("link", launch.source)
-
-    def _duration_s(self, flight: _Flight, peers: list[_Flight]) -> float:
-        launch = flight.launch
+    def _duration_s(self, flight: _Flight) -> float:
+        launch, estimate = flight.launch, self._latency.estimate
         if launch.source is not None:
-            return self._latency.estimate(launch.work, 1).seconds * len(peers)
-        for peer in peers:
+            return estimate(launch.work, 1).seconds * len(flight.peers)
+        for peer in flight.peers:
             if peer is not flight:
                 beside = peer.launch
-                return self._latency.estimate(launch.work, launch.step.sms, beside.work, beside.step.sms).seconds
-        return self._latency.estimate(launch.work, launch.step.sms).seconds
+                return estimate(launch.work, launch.step.sms, beside.work, beside.step.sms).seconds
+        return estimate(launch.work, launch.step.sms).seconds
 
-    def _rerate(self, flight: _Flight, peers: list[_Flight]) -> None:
-        duration_s = self._duration_s(flight, peers)
+    def _rerate(self, flight: _Flight) -> None:
+        duration_s = self._duration_s(flight)
         if duration_s == flight.duration_s:
             return
         now = self._env.now
@@ -95,10 +97,9 @@ class SimExecutor:
         self._schedule(flight)
 
     def _schedule(self, flight: _Flight) -> None:
-        # Rounding may leave a step due at this instant a hair below nothing.
-        delay = max(0.0, flight.left * flight.duration_s)
-        timeout = self._env.timeout(delay, flight)
-        timeout.callbacks = [self._on_timeout]
+        # Rounding may leave a step that is due at this instant a hair below nothing.
+        timeout = Timeout(self._env, max(0.0, flight.left * flight.duration_s), flight)
+        timeout.callbacks.append(self._on_timeout)
         flight.timeout = timeout
 
     def _on_timeout(self, event: Event) -> None:
@@ -106,9 +107,10 @@ class SimExecutor:
         assert isinstance(flight, _Flight)
         if event is not flight.timeout:
             return
-        launch = flight.launch
-        peers = self._running[self._group(launch)]
+        # A timeout refers to its flight: without this the two would wait for the garbage collector.
+        flight.timeout = None
+        peers = flight.peers
         peers.remove(flight)
-        self._ended.append(Completion(launch.launch_id, self._env.now))
+        self._ended.append(Completion(flight.launch.launch_id, self._env.now))
         for peer in peers:
-            self._rerate(peer, peers)
+            self._rerate(peer)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from policies.api import LINK, Chunk, Load, Memo, Observation, Outcome, RequestProgress, Role, Step
+from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
 from profiler.work import Work
+from sim.launch import Launch
 from sim.ledger import BlockLedger
 from sim.state import DecodeCohort, InterTokenTimes, Lane, RequestState
 
@@ -38,6 +39,7 @@ class Instance:
         self.ledger = ledger
         self.cohort = DecodeCohort(ledger.block_tokens, itl, tpot_s)
         self.lanes = {name: Lane(name) for name in lanes}
+        self.busy_lanes = 0
         computing = [lane for name, lane in self.lanes.items() if name != LINK]
         if not 1 <= len(computing) <= 2:
             raise PolicyError(f"an instance has one or two lanes that use SMs; this policy asks for {lanes}")
@@ -46,14 +48,11 @@ class Instance:
         self.waiting_tokens = 0
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
-        self.observed: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
+        self.observed: deque[tuple[Launch, float]] = deque(maxlen=OBSERVED_STEPS)
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self._model_layers = model_layers
         self._device_sms = device_sms
-
-    def has_idle_lane(self) -> bool:
-        return any(not lane.busy for lane in self.lanes.values())
 
     def enqueue(self, request: RequestState, *, first: bool = False) -> None:
         """Puts a request in the queue, at its end or, after a pre-emption, at its head."""
@@ -83,7 +82,9 @@ class Instance:
         """Takes the KV blocks that a computing step needs, moves its requests, and says what it amounts to."""
         chunks = self._claim_chunks(step, lane, now_s) if step.prefill else ()
         lane.batch = step.prefill
-        layers, head = self._layer_span(step, lane)
+        # A whole model at once is the common case by far.
+        whole = step.layers is None and not lane.layers_done
+        layers, head = (None, True) if whole else self._layer_span(step, lane)
         decoding = context = 0
         if step.decode:
             cohort = self.cohort

@@ -12,7 +12,8 @@ from profiler.work import Work
 class Launch(NamedTuple):
     """A step on its way to an instance. ``predicted`` is ``predictor``'s estimate beside the co-runner it starts with.
 
-    ``source`` is the instance that a KV transfer reads from, None for anything else.
+    ``source`` is the instance that a KV transfer reads from, None for anything else. ``waiting`` and ``free_blocks``
+    are the instance's as the step leaves.
     """
 
     launch_id: int
@@ -24,6 +25,8 @@ class Launch(NamedTuple):
     beside_sms: int
     predicted: Estimate
     predictor: LatencyModel
+    waiting: int
+    free_blocks: int
     source: int | None = None
 
 

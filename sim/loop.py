@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from policies.api import SLO, Observation, Outcome, Policy, RequestProgress, Role, Step
+from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from sim.instance import Instance, PolicyError
 from sim.launch import Completion, Executor, Launch
@@ -185,7 +185,7 @@ class ServingLoop:
             changed, self._changed = self._changed, {}
             for index in changed:
                 instance = self._instances[index]
-                if not instance.has_idle_lane():
+                if instance.busy_lanes == len(instance.lanes):
                     continue
                 steps, instance.memo = self._policy.decide(self._views[index])
                 try:
@@ -210,6 +210,7 @@ class ServingLoop:
                 beside, beside_sms = peer.work, peer.sms
             predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
         lane.busy, lane.sms, lane.work = True, step.sms, work
+        instance.busy_lanes += 1
         lane.started_s, lane.predicted_s = now, predicted.seconds
         launch = Launch(
             self._launches,
@@ -221,10 +222,11 @@ class ServingLoop:
             beside_sms,
             predicted,
             self._latency,
+            len(instance.waiting),
+            instance.ledger.free,
             source,
         )
         self._launches += 1
-        self._tally.launched(launch.launch_id, len(instance.waiting), instance.ledger.free)
         self._flights[launch.launch_id] = launch
         self._executor.start(launch)
         if self._check_every_step:
@@ -245,6 +247,7 @@ class ServingLoop:
         instance, step = self._instances[launch.instance], launch.step
         lane = instance.lanes[step.lane]
         lane.busy, lane.work = False, None
+        instance.busy_lanes -= 1
         self._changed[instance.index] = None
         if step.transfer is not None:
             self._finish_transfer(instance, launch)
@@ -253,17 +256,7 @@ class ServingLoop:
                 self._finish_decoding(instance, request)
         if step.prefill:
             self._finish_prefill(instance, lane, launch, completion.end_s)
-        instance.observed.append(
-            Observation(
-                step.lane,
-                launch.work,
-                step.sms,
-                launch.beside,
-                launch.beside_sms,
-                launch.predicted.seconds,
-                completion.end_s - launch.start_s,
-            )
-        )
+        instance.observed.append((launch, completion.end_s - launch.start_s))
         self._tally.completed(launch, completion.end_s, self._layers)
         if self._check_every_step:
             self.check()

@@ -20,31 +20,32 @@ class Tally:
     def __init__(self, *, keep_token_times: bool) -> None:
         self._rows: list[StepRow] = []
         self._lanes: dict[str, int] = {}
-        self._at_launch: dict[int, tuple[int, int]] = {}
         self._source_s: defaultdict[str, float] = defaultdict(float)
         self._sm_seconds = 0.0
         self._token_times: defaultdict[str, list[float]] | None = defaultdict(list) if keep_token_times else None
 
-    def launched(self, launch_id: int, waiting: int, free_blocks: int) -> None:
-        """Notes the queue and the free KV as a step leaves."""
-        self._at_launch[launch_id] = (waiting, free_blocks)
-
     def completed(self, launch: Launch, end_s: float, model_layers: int) -> None:
         """Adds a finished step."""
-        work, step = launch.work, launch.step
-        waiting, free_blocks = self._at_launch.pop(launch.launch_id)
-        duration_s = end_s - launch.start_s
-        self._source_s[launch.predicted.source] += duration_s
-        sms = 0 if step.lane == LINK else step.sms
+        work, step, predicted = launch.work, launch.step, launch.predicted
+        start_s = launch.start_s
+        duration_s = end_s - start_s
+        self._source_s[predicted.source] += duration_s
+        if step.lane == LINK:
+            sms = layers = 0
+        else:
+            sms = step.sms
+            layers = model_layers if work.layers is None else work.layers
         self._sm_seconds += sms * duration_s
-        lane = self._lanes.setdefault(step.lane, len(self._lanes))
+        lane = self._lanes.get(step.lane)
+        if lane is None:
+            lane = self._lanes[step.lane] = len(self._lanes)
         new = cached = 0
         for chunk_new, chunk_cached in work.prefill:
             new += chunk_new
             cached += chunk_cached
         self._rows.append(
             (
-                launch.start_s,
+                start_s,
                 end_s,
                 launch.instance,
                 lane,
@@ -53,10 +54,10 @@ class Tally:
                 len(work.prefill),
                 work.decode_requests,
                 work.decode_context_tokens + new + cached + work.kv_transfer_tokens,
-                (model_layers if work.layers is None else work.layers) if sms else 0,
-                launch.predicted.seconds,
-                waiting,
-                free_blocks,
+                layers,
+                predicted.seconds,
+                launch.waiting,
+                launch.free_blocks,
             )
         )
 

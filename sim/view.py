@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import cast
+from typing import cast, overload
 
 from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
 from profiler.latency import LatencyModel
 from sim.instance import Instance
+from sim.launch import Launch
 from sim.state import Lane
 
 
@@ -19,6 +20,37 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
+
+
+class ObservedSteps(Sequence[Observation]):
+    """The last finished steps, oldest first, each made into an Observation only when somebody looks."""
+
+    __slots__ = ("_finished",)
+
+    def __init__(self, finished: Sequence[tuple[Launch, float]]) -> None:
+        self._finished = finished
+
+    def __len__(self) -> int:
+        return len(self._finished)
+
+    @overload
+    def __getitem__(self, index: int) -> Observation: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Observation]: ...
+    def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        launch, measured_s = self._finished[index]
+        step = launch.step
+        return Observation(
+            step.lane,
+            launch.work,
+            step.sms,
+            launch.beside,
+            launch.beside_sms,
+            launch.predicted.seconds,
+            measured_s,
+        )
 
 
 class InstanceView:
@@ -54,7 +86,7 @@ class InstanceView:
         put(self, "prefilling", MappingProxyType(instance.prefilling))
         put(self, "decoding", MappingProxyType(instance.cohort.members))
         put(self, "incoming", MappingProxyType(instance.incoming))
-        put(self, "observed", cast(Sequence[Observation], instance.observed))
+        put(self, "observed", ObservedSteps(cast(Sequence[tuple[Launch, float]], instance.observed)))
         put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
         put(self, "total_blocks", instance.ledger.total)
         put(self, "block_tokens", instance.ledger.block_tokens)

@@ -1,4 +1,4 @@
-"""What must hold for every trace, policy and cache size: nothing lost, nothing twice, time forward, same in, same out."""
+"""What must hold for every trace, policy and cache size: nothing lost or doubled, time forward, same in, same out."""
 
 from __future__ import annotations
 

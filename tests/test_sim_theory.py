@@ -6,7 +6,7 @@ seeds are fixed: a pass is a pass for ever, and the interval says how sharp the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -79,7 +79,7 @@ class UserALane:
     name: ClassVar[str] = "user a lane"
     needs_truth: ClassVar[bool] = False
     fewest_instances: ClassVar[int] = 1
-    router: LeastLoaded = LeastLoaded()
+    router: LeastLoaded = field(default_factory=LeastLoaded)
 
     def roles(self, instances: int) -> tuple[Role, ...]:
         return ("mixed",)
