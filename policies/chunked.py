@@ -16,6 +16,7 @@ from policies.api import Chunk, Decision, Role, Router, Step, View
 from policies.routing import LeastLoaded
 
 LANE = "main"
+NOTHING = Decision()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +61,5 @@ class ChunkedPrefill:
                 without=relief.victims,
             )
         if not chunks and not relief.decodes:
-            return Decision()
-        step = Step(LANE, view.sms, chunks, None, relief.decodes > 0, relief.victims)
-        return Decision((step,))
+            return NOTHING
+        return Decision((Step(LANE, view.sms, chunks, None, relief.decodes > 0, relief.victims),))

@@ -71,7 +71,8 @@ class SimExecutor:
             due = env.peek()
             if due > limit or due == NEVER:
                 if until_s is not None and until_s > env.now:
-                    env.run(until=until_s)
+                    Timeout(env, until_s - env.now)
+                    env.step()
                 return None
             env.step()
         return ended.popleft()

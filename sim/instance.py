@@ -9,7 +9,7 @@ from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role
 from profiler.work import Work
 from sim.launch import Launch
 from sim.ledger import BlockLedger
-from sim.state import DecodeCohort, InterTokenTimes, Lane, RequestState
+from sim.state import DecodeCohort, Lane, RequestState
 
 OBSERVED_STEPS = 64
 OBSERVED_OUTCOMES = 100
@@ -29,7 +29,7 @@ class Instance:
         role: Role,
         lanes: Sequence[str],
         ledger: BlockLedger,
-        itl: InterTokenTimes,
+        odd_gaps_s: list[float],
         model_layers: int,
         device_sms: int,
         tpot_s: float | None,
@@ -37,7 +37,7 @@ class Instance:
         self.index = index
         self.role = role
         self.ledger = ledger
-        self.cohort = DecodeCohort(ledger.block_tokens, itl, tpot_s)
+        self.cohort = DecodeCohort(ledger.block_tokens, odd_gaps_s, tpot_s)
         self.lanes = {name: Lane(name) for name in lanes}
         self.busy_lanes = 0
         computing = [lane for name, lane in self.lanes.items() if name != LINK]
@@ -72,10 +72,11 @@ class Instance:
         lane = self.lanes.get(step.lane)
         if lane is None or lane.busy:
             raise PolicyError(f"lane {step.lane!r} is {'busy' if lane else 'unknown'}")
-        if step.lane != LINK and not 1 <= step.sms <= self._device_sms:
-            raise PolicyError(f"a step on {step.sms} SMs; the device has {self._device_sms}")
-        if (step.transfer is not None) != (step.lane == LINK):
+        on_link = step.lane == LINK
+        if (step.transfer is not None) != on_link:
             raise PolicyError(f"transfers, and they alone, run on lane {LINK!r}")
+        if not on_link and not 1 <= step.sms <= self._device_sms:
+            raise PolicyError(f"a step on {step.sms} SMs; the device has {self._device_sms}")
         return lane
 
     def begin(self, step: Step, lane: Lane, now_s: float) -> Work:
@@ -90,7 +91,9 @@ class Instance:
             cohort = self.cohort
             if cohort.started != cohort.completed:
                 raise PolicyError("two decode steps at once on one instance")
-            self._take(cohort.block_demand, "a decode step")
+            demand = cohort.block_demand
+            if demand:
+                self._take(demand, "a decode step")
             decoding = cohort.start_step()
             context = cohort.context_tokens
         if not chunks and not decoding:

@@ -19,7 +19,7 @@ from sim.instance import Instance, PolicyError
 from sim.launch import Completion, Executor, Launch
 from sim.ledger import BlockLedger
 from sim.records import RunResult
-from sim.state import InterTokenTimes, Lane, RequestState
+from sim.state import Lane, RequestState
 from sim.tally import Tally
 from sim.view import Clock, InstanceView
 from traces.arrivals import ArrivalSource
@@ -74,14 +74,13 @@ class ServingLoop:
         self._progress = progress
         self._check_every_step = check_every_step
         self._clock = Clock()
-        self._itl = InterTokenTimes()
-        self._tally = Tally(keep_token_times=keep_token_times)
+        self._odd_gaps_s: list[float] = []
+        self._tally = Tally(model_layers=latency.model.layers, keep_token_times=keep_token_times)
         self._requests: list[RequestState] = []
         self._answer_tokens: list[int] = []
         self._flights: dict[int, Launch] = {}
         self._launches = 0
         self._finished = 0
-        self._layers = latency.model.layers
         self._instances = [self._build(index, role) for index, role in enumerate(policy.roles(instances))]
         self._views = [
             InstanceView(instance, clock=self._clock, slo=slo, latency=latency) for instance in self._instances
@@ -97,8 +96,8 @@ class ServingLoop:
             role=role,
             lanes=self._policy.lanes(role),
             ledger=ledger,
-            itl=self._itl,
-            model_layers=self._layers,
+            odd_gaps_s=self._odd_gaps_s,
+            model_layers=self._latency.model.layers,
             device_sms=self._latency.device.sms,
             tpot_s=self._slo.tpot_s,
         )
@@ -128,7 +127,8 @@ class ServingLoop:
         return self._tally.result(
             requests=self._requests,
             answer_tokens=self._answer_tokens,
-            itl=self._itl,
+            odd_gaps_s=self._odd_gaps_s,
+            cohorts=[instance.cohort for instance in self._instances],
             end_s=clock.now_s,
             instances=len(self._instances),
             sms=self._latency.device.sms,
@@ -257,7 +257,7 @@ class ServingLoop:
         if step.prefill:
             self._finish_prefill(instance, lane, launch, completion.end_s)
         instance.observed.append((launch, completion.end_s - launch.start_s))
-        self._tally.completed(launch, completion.end_s, self._layers)
+        self._tally.completed(launch, completion.end_s)
         if self._check_every_step:
             self.check()
 
@@ -279,7 +279,7 @@ class ServingLoop:
             request.first_token_s = end_s
         elif request.emitted_s is not None:
             gap = end_s - request.emitted_s
-            self._itl.add(gap)
+            self._odd_gaps_s.append(gap)
             request.itl_max_s = max(gap, request.itl_max_s or 0.0)
         request.emitted += 1
         request.emitted_s = end_s

@@ -77,26 +77,12 @@ class RequestState:
         return self.emitted_s if self.cohort is None or not self.decode_steps else self.cohort.end_s[-1]
 
 
-class InterTokenTimes:
-    """Every inter-token time of a run, as (seconds, tokens that saw it) pairs in the order they occurred."""
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.counts: list[int] = []
-
-    def add(self, seconds: float, tokens: int = 1) -> None:
-        self.seconds.append(seconds)
-        self.counts.append(tokens)
-
-
 class DecodeCohort:
     """The requests that decode together on one instance.
 
     Steps are numbered from 1; ``started`` and ``completed`` count them. ``end_s[k]`` and ``gap_s[k]`` are the end of
-    step k and its distance from the end of step k - 1 (index 0 is a placeholder). A member that joined at step j has
-    KV for ``prefill_tokens + started - j`` tokens.
+    step k and its distance from the end of step k - 1, ``gap_count[k]`` how many members had that as their inter-token
+    time (index 0 is a placeholder). A member that joined at step j has KV for ``prefill_tokens + started - j`` tokens.
     """
 
     __slots__ = (
@@ -105,23 +91,24 @@ class DecodeCohort:
         "_fresh",
         "_fresh_in_flight",
         "_growing",
-        "_itl",
+        "_odd_gaps_s",
         "_slack_keys",
         "_stepping",
         "_tpot_s",
         "completed",
         "context_tokens",
         "end_s",
+        "gap_count",
         "gap_s",
         "members",
         "started",
     )
 
-    def __init__(self, block_tokens: int, itl: InterTokenTimes, tpot_s: float | None = None) -> None:
+    def __init__(self, block_tokens: int, odd_gaps_s: list[float], tpot_s: float | None = None) -> None:
         self._block_tokens = block_tokens
         self._tpot_s = tpot_s
         self._slack_keys: list[float] = []
-        self._itl = itl
+        self._odd_gaps_s = odd_gaps_s
         self._ending: dict[int, list[RequestState]] = {}
         self._growing = [0] * block_tokens
         self._fresh: list[RequestState] = []
@@ -133,6 +120,7 @@ class DecodeCohort:
         self.context_tokens = 0
         self.end_s = [0.0]
         self.gap_s = [0.0]
+        self.gap_count = [0]
 
     def join(self, request: RequestState, remaining_tokens: int) -> None:
         """Adds a request whose prefill is done; it takes part from the next step to start."""
@@ -197,11 +185,10 @@ class DecodeCohort:
         self.end_s.append(end_s)
         self.gap_s.append(gap)
         fresh = self._fresh_in_flight
-        if len(fresh) < self._stepping:
-            self._itl.add(gap, self._stepping - len(fresh))
+        self.gap_count.append(self._stepping - len(fresh))
         for request in fresh:
             first_gap = end_s - (request.emitted_s or 0.0)
-            self._itl.add(first_gap)
+            self._odd_gaps_s.append(first_gap)
             if request.itl_max_s is None or first_gap > request.itl_max_s:
                 request.itl_max_s = first_gap
         return self._ending.pop(self.completed, [])

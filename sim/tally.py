@@ -9,57 +9,81 @@ import numpy as np
 from policies.api import LINK
 from sim.launch import Launch
 from sim.records import STATES, Records, RunResult, StepLog
-from sim.state import InterTokenTimes, RequestState
+from sim.state import DecodeCohort, RequestState
 
-StepRow = tuple[float, float, int, int, int, int, int, int, int, int, float, int, int]
+FLUSH_STEPS = 4096
+"""Steps kept as objects before they become columns: few enough to be small, many enough to be quick."""
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "start_s": np.float64,
+    "end_s": np.float64,
+    "instance": np.int64,
+    "lane": np.int8,
+    "sms": np.int64,
+    "prefill_tokens": np.int64,
+    "prefill_requests": np.int64,
+    "decode_requests": np.int64,
+    "context_tokens": np.int64,
+    "layers": np.int64,
+    "predicted_s": np.float64,
+    "waiting": np.int64,
+    "free_blocks": np.int64,
+}
 
 
 class Tally:
     """Collects steps and, where asked for, every token's time."""
 
-    def __init__(self, *, keep_token_times: bool) -> None:
-        self._rows: list[StepRow] = []
+    def __init__(self, *, model_layers: int, keep_token_times: bool) -> None:
+        self._model_layers = model_layers
+        self._pending: list[tuple[Launch, float]] = []
+        self._blocks: list[dict[str, np.ndarray]] = []
         self._lanes: dict[str, int] = {}
         self._source_s: defaultdict[str, float] = defaultdict(float)
         self._sm_seconds = 0.0
         self._token_times: defaultdict[str, list[float]] | None = defaultdict(list) if keep_token_times else None
 
-    def completed(self, launch: Launch, end_s: float, model_layers: int) -> None:
+    def completed(self, launch: Launch, end_s: float) -> None:
         """Adds a finished step."""
-        work, step, predicted = launch.work, launch.step, launch.predicted
-        start_s = launch.start_s
-        duration_s = end_s - start_s
-        self._source_s[predicted.source] += duration_s
-        if step.lane == LINK:
-            sms = layers = 0
-        else:
-            sms = step.sms
-            layers = model_layers if work.layers is None else work.layers
-        self._sm_seconds += sms * duration_s
-        lane = self._lanes.get(step.lane)
-        if lane is None:
-            lane = self._lanes[step.lane] = len(self._lanes)
-        new = cached = 0
-        for chunk_new, chunk_cached in work.prefill:
-            new += chunk_new
-            cached += chunk_cached
-        self._rows.append(
-            (
-                start_s,
-                end_s,
-                launch.instance,
-                lane,
-                sms,
-                new,
-                len(work.prefill),
-                work.decode_requests,
-                work.decode_context_tokens + new + cached + work.kv_transfer_tokens,
-                layers,
-                predicted.seconds,
-                launch.waiting,
-                launch.free_blocks,
-            )
-        )
+        self._pending.append((launch, end_s))
+        if len(self._pending) == FLUSH_STEPS:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Turns the pending steps into a block of columns."""
+        if not self._pending:
+            return
+        launches = [launch for launch, _ in self._pending]
+        steps = [launch.step for launch in launches]
+        works = [launch.work for launch in launches]
+        on_link = np.array([step.lane == LINK for step in steps])
+        prefill = np.array([_tokens(work.prefill) if work.prefill else (0, 0) for work in works])
+        context = np.array([work.decode_context_tokens + work.kv_transfer_tokens for work in works])
+        layers = np.array([self._model_layers if work.layers is None else work.layers for work in works])
+        for step in steps:
+            self._lanes.setdefault(step.lane, len(self._lanes))
+        columns: dict[str, object] = {
+            "start_s": [launch.start_s for launch in launches],
+            "end_s": [end_s for _, end_s in self._pending],
+            "instance": [launch.instance for launch in launches],
+            "lane": [self._lanes[step.lane] for step in steps],
+            "sms": np.where(on_link, 0, [step.sms for step in steps]),
+            "prefill_tokens": prefill[:, 0],
+            "prefill_requests": [len(work.prefill) for work in works],
+            "decode_requests": [work.decode_requests for work in works],
+            "context_tokens": context + prefill.sum(axis=1),
+            "layers": np.where(on_link, 0, layers),
+            "predicted_s": [launch.predicted.seconds for launch in launches],
+            "waiting": [launch.waiting for launch in launches],
+            "free_blocks": [launch.free_blocks for launch in launches],
+        }
+        block = {name: np.asarray(columns[name], dtype=dtype) for name, dtype in _COLUMNS.items()}
+        self._blocks.append(block)
+        duration_s = block["end_s"] - block["start_s"]
+        self._sm_seconds += float((block["sms"] * duration_s).sum())
+        for launch, seconds in zip(launches, duration_s.tolist(), strict=True):
+            self._source_s[launch.predicted.source] += seconds
+        self._pending.clear()
 
     def emitted(self, request: RequestState, at_s: float) -> None:
         """Notes a token that ended a prefill."""
@@ -78,7 +102,8 @@ class Tally:
         *,
         requests: list[RequestState],
         answer_tokens: list[int],
-        itl: InterTokenTimes,
+        odd_gaps_s: list[float],
+        cohorts: list[DecodeCohort],
         end_s: float,
         instances: int,
         sms: int,
@@ -88,7 +113,8 @@ class Tally:
             if request.cohort is not None:
                 self.leaving(request)
                 request.cohort.leave(request)
-        seconds, counts = _distinct(itl)
+        self._flush()
+        seconds, counts = _distinct(odd_gaps_s, cohorts)
         return RunResult(
             records=_records(requests, answer_tokens),
             steps=self._steps(),
@@ -103,37 +129,24 @@ class Tally:
         )
 
     def _steps(self) -> StepLog:
-        columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * 13
-        ints = {
-            name: np.array(columns[position], dtype=np.int64)
-            for name, position in (
-                ("instance", 2),
-                ("sms", 4),
-                ("prefill_tokens", 5),
-                ("prefill_requests", 6),
-                ("decode_requests", 7),
-                ("context_tokens", 8),
-                ("layers", 9),
-                ("waiting", 11),
-                ("free_blocks", 12),
-            )
-        }
-        return StepLog(
-            lane_names=tuple(self._lanes),
-            start_s=np.array(columns[0], dtype=np.float64),
-            end_s=np.array(columns[1], dtype=np.float64),
-            lane=np.array(columns[3], dtype=np.int8),
-            predicted_s=np.array(columns[10], dtype=np.float64),
-            **ints,
-        )
+        empty = {name: np.empty(0, dtype=dtype) for name, dtype in _COLUMNS.items()}
+        blocks = self._blocks or [empty]
+        columns = {name: np.concatenate([block[name] for block in blocks]) for name in _COLUMNS}
+        return StepLog(lane_names=tuple(self._lanes), **columns)
 
 
-def _distinct(itl: InterTokenTimes) -> tuple[np.ndarray[tuple[int], np.dtype[np.float64]], np.ndarray]:
-    if not itl.seconds:
-        return np.empty(0), np.empty(0, dtype=np.int64)
-    seconds, where = np.unique(np.array(itl.seconds), return_inverse=True)
-    counts = np.bincount(where, weights=np.array(itl.counts, dtype=np.float64)).astype(np.int64)
-    return seconds, counts
+def _tokens(chunks: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+    """(new, cached) tokens of some chunks together."""
+    return sum(new for new, _ in chunks), sum(cached for _, cached in chunks)
+
+
+def _distinct(odd_gaps_s: list[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct inter-token times and their counts: those of whole steps, and the odd ones of single requests."""
+    seconds = np.concatenate([np.array(odd_gaps_s), *(np.array(cohort.gap_s) for cohort in cohorts)])
+    counts = np.concatenate([np.ones(len(odd_gaps_s)), *(np.array(cohort.gap_count) for cohort in cohorts)])
+    distinct, where = np.unique(seconds, return_inverse=True)
+    totals = np.bincount(where, weights=counts, minlength=len(distinct)).astype(np.int64)
+    return distinct[totals > 0], totals[totals > 0]
 
 
 def _records(requests: list[RequestState], answer_tokens: list[int]) -> Records:

@@ -10,7 +10,8 @@ from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
 from profiler.latency import LatencyModel
 from sim.instance import Instance
 from sim.launch import Launch
-from sim.state import Lane
+from sim.ledger import BlockLedger
+from sim.state import DecodeCohort, Lane
 
 
 class Clock:
@@ -58,7 +59,9 @@ class InstanceView:
 
     __slots__ = (
         "_clock",
+        "_cohort",
         "_instance",
+        "_ledger",
         "block_tokens",
         "decoding",
         "incoming",
@@ -79,6 +82,8 @@ class InstanceView:
         put = object.__setattr__
         put(self, "_instance", instance)
         put(self, "_clock", clock)
+        put(self, "_cohort", instance.cohort)
+        put(self, "_ledger", instance.ledger)
         put(self, "instance", instance.index)
         put(self, "role", instance.role)
         put(self, "lanes", MappingProxyType(instance.lanes))
@@ -112,6 +117,8 @@ class InstanceView:
     latency: LatencyModel
     sms: int
     _instance: Instance
+    _cohort: DecodeCohort
+    _ledger: BlockLedger
     _clock: Clock
 
     @property
@@ -120,18 +127,18 @@ class InstanceView:
 
     @property
     def free_blocks(self) -> int:
-        return self._instance.ledger.free
+        return self._ledger.free
 
     @property
     def decode_context_tokens(self) -> int:
-        return self._instance.cohort.context_tokens
+        return self._cohort.context_tokens
 
     @property
     def decode_block_demand(self) -> int:
-        return self._instance.cohort.block_demand
+        return self._cohort.block_demand
 
     def decode_slack_s(self, share: float) -> float:
-        return self._instance.cohort.slack_s(share, self._clock.now_s)
+        return self._cohort.slack_s(share, self._clock.now_s)
 
     @property
     def memo(self) -> Memo:
