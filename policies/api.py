@@ -101,6 +101,8 @@ class Step(NamedTuple):
     decode: whether every request that is decoding on the instance takes one step in this launch.
     preempt: requests pushed out before the launch, their KV freed, to be recomputed.
     transfer: on the link lane, the incoming request whose KV is fetched.
+    again: for a decode step alone on the instance: the policy would say the same after it, if meanwhile no request
+        arrives, finishes or has to give way. The loop may then repeat it without asking.
     """
 
     lane: str
@@ -110,6 +112,7 @@ class Step(NamedTuple):
     decode: bool = False
     preempt: tuple[RequestProgress, ...] = ()
     transfer: RequestProgress | None = None
+    again: bool = False
 
 
 class LaneView(Protocol):

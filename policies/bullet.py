@@ -129,8 +129,10 @@ class Bullet:
         plan = self._plan(view, prefill, relief, before.prefill_sms)
         if plan is None:
             sms, state = view.sms, before._replace(prefill_sms=view.sms, decode_sms=view.sms)
-            steps = () if decode.busy or not relief.decodes else (Step(DECODE, sms, (), None, True, relief.victims),)
-            return Decision(steps, state)
+            if decode.busy or not relief.decodes:
+                return Decision((), state)
+            again = not view.waiting
+            return Decision((Step(DECODE, sms, (), None, True, relief.victims, None, again),), state)
         return self._share(view, plan, relief, before)
 
     def _first_state(self, view: View) -> State:

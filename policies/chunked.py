@@ -62,4 +62,5 @@ class ChunkedPrefill:
             )
         if not chunks and not relief.decodes:
             return NOTHING
-        return Decision((Step(LANE, view.sms, chunks, None, relief.decodes > 0, relief.victims),))
+        again = not chunks and not view.waiting
+        return Decision((Step(LANE, view.sms, chunks, None, relief.decodes > 0, relief.victims, None, again),))

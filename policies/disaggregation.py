@@ -80,7 +80,8 @@ class Disaggregation:
         relief = relieve(view)
         if not relief.decodes:
             return ()
-        return (Step(DECODE, view.sms, decode=True, preempt=relief.victims),)
+        again = not view.incoming
+        return (Step(DECODE, view.sms, decode=True, preempt=relief.victims, again=again),)
 
     def _fetch(self, view: View) -> tuple[Step, ...]:
         if not view.incoming or len(view.decoding) >= self.max_resident:

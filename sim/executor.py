@@ -77,6 +77,20 @@ class SimExecutor:
             env.step()
         return ended.popleft()
 
+    def alone(self, launch: Launch, until_s: float | None) -> float | None:
+        env = self._env
+        if launch.predictor is self._latency:
+            seconds = launch.predicted.seconds
+        else:
+            seconds = self._latency.estimate(launch.work, launch.step.sms).seconds
+        if until_s is not None and env.now + seconds > until_s:
+            return None
+        timeout = Timeout(env, seconds)
+        # Stale timeouts may still be due before it.
+        while timeout.callbacks is not None:
+            env.step()
+        return env.now
+
     def _duration_s(self, flight: _Flight) -> float:
         launch, estimate = flight.launch, self._latency.estimate
         if launch.source is not None:

@@ -20,7 +20,10 @@ class PolicyError(ValueError):
 
 
 class Instance:
-    """The loop's own state of one instance. Methods that take a step or a request from a policy check it first."""
+    """The loop's own state of one instance. Methods that take a step or a request from a policy check it first.
+
+    ``unseen`` says that a request has come since the policy was last asked.
+    """
 
     def __init__(
         self,
@@ -51,17 +54,24 @@ class Instance:
         self.observed: deque[tuple[Launch, float]] = deque(maxlen=OBSERVED_STEPS)
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
+        self.unseen = False
         self._model_layers = model_layers
         self._device_sms = device_sms
 
     def enqueue(self, request: RequestState, *, first: bool = False) -> None:
         """Puts a request in the queue, at its end or, after a pre-emption, at its head."""
+        self.unseen = True
         request.instance = self.index
         request.state = "waiting"
         self.waiting[request.index] = request
         if first:
             self.waiting.move_to_end(request.index, last=False)
         self.waiting_tokens += request.prefill_tokens
+
+    def offer(self, request: RequestState) -> None:
+        """Announces a request prefilled elsewhere."""
+        self.unseen = True
+        self.incoming[request.index] = request
 
     def load(self) -> Load:
         residents = len(self.prefilling) + len(self.cohort.members) + len(self.incoming)

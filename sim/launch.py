@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from policies.api import Step
 from profiler.latency import Estimate, LatencyModel
@@ -54,4 +54,13 @@ class Executor(Protocol):
         A completion at ``until_s`` itself comes before it. None means that ``until_s`` was reached, or that nothing
         is running and no ``until_s`` was given.
         """
+        ...
+
+
+@runtime_checkable
+class Coaster(Protocol):
+    """An executor that can jump over a step when nothing else is running: a virtual clock."""
+
+    def alone(self, launch: Launch, until_s: float | None) -> float | None:
+        """Runs a launch from start to end; its end. None, with nothing done, if it would end after ``until_s``."""
         ...

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
+from profiler.work import Work
 from sim.instance import Instance, PolicyError
-from sim.launch import Completion, Executor, Launch
+from sim.launch import Coaster, Completion, Executor, Launch
 from sim.ledger import BlockLedger
 from sim.records import RunResult
 from sim.state import Lane, RequestState
@@ -106,6 +107,7 @@ class ServingLoop:
         """Serves all arrivals, or stops at ``limits.until_s``; raises PolicyError where the policy fails."""
         until_s = self._limits.until_s
         arrivals, executor, clock = self._arrivals, self._executor, self._clock
+        coaster = executor if isinstance(executor, Coaster) else None
         while True:
             now = clock.now_s = executor.now()
             if until_s is not None and now >= until_s:
@@ -121,8 +123,11 @@ class ServingLoop:
             completion = executor.next(limit)
             while completion is not None:
                 clock.now_s = completion.end_s
-                self._complete(completion)
+                finished = self._finished
+                launch = self._complete(completion)
                 completion = executor.next(clock.now_s) if self._flights else None
+                if coaster is not None and launch.step.again and not self._flights and self._finished == finished:
+                    self._coast(coaster, launch, limit)
         self._check_nobody_is_stranded(until_s)
         return self._tally.result(
             requests=self._requests,
@@ -187,6 +192,7 @@ class ServingLoop:
                 instance = self._instances[index]
                 if instance.busy_lanes == len(instance.lanes):
                     continue
+                instance.unseen = False
                 steps, instance.memo = self._policy.decide(self._views[index])
                 try:
                     for step in steps:
@@ -232,6 +238,39 @@ class ServingLoop:
         if self._check_every_step:
             self.check()
 
+    def _coast(self, coaster: Coaster, launch: Launch, limit_s: float | None) -> None:
+        """Repeats a decode step while nothing else can happen: what asking and launching anew would do, only faster.
+
+        It ends when a request has come or finished, when KV runs short, and before a step that would outlast
+        ``limit_s``; then the policy is asked as after any step.
+        """
+        instance, step = self._instances[launch.instance], launch.step
+        cohort, lane, finished = instance.cohort, instance.lanes[step.lane], self._finished
+        while not instance.unseen and cohort.block_demand <= instance.ledger.free and self._finished == finished:
+            start_s = self._clock.now_s
+            # The step is begun only once it is known to end in time, so its work is worked out from the outside.
+            decodes = len(cohort.members)
+            work = Work(decode_requests=decodes, decode_context_tokens=cohort.context_tokens + decodes)
+            predicted = self._latency.estimate(work, step.sms)
+            free_blocks = instance.ledger.free - cohort.block_demand
+            launch = launch._replace(
+                launch_id=self._launches, work=work, start_s=start_s, predicted=predicted, free_blocks=free_blocks
+            )
+            end_s = coaster.alone(launch, limit_s)
+            if end_s is None:
+                return
+            self._launches += 1
+            instance.ledger.take(cohort.block_demand)
+            cohort.start_step()
+            self._clock.now_s = end_s
+            lane.started_s, lane.predicted_s = start_s, predicted.seconds
+            for request in cohort.finish_step(end_s):
+                self._finish_decoding(instance, request)
+            instance.observed.append((launch, end_s - start_s))
+            self._tally.completed(launch, end_s)
+            if self._check_every_step:
+                self.check()
+
     def _preempt(self, instance: Instance, progress: RequestProgress) -> None:
         """Sends a resident request back to a queue: its own, or from a decode instance that of a prefill one."""
         request = self._requests[progress.index]
@@ -242,7 +281,8 @@ class ServingLoop:
         home.enqueue(request, first=True)
         self._changed[home.index] = None
 
-    def _complete(self, completion: Completion) -> None:
+    def _complete(self, completion: Completion) -> Launch:
+        """Does to requests and blocks what a finished launch did, and returns it."""
         launch = self._flights.pop(completion.launch_id)
         instance, step = self._instances[launch.instance], launch.step
         lane = instance.lanes[step.lane]
@@ -260,6 +300,7 @@ class ServingLoop:
         self._tally.completed(launch, completion.end_s)
         if self._check_every_step:
             self.check()
+        return launch
 
     def _finish_prefill(self, instance: Instance, lane: Lane, launch: Launch, end_s: float) -> None:
         if not launch.work.head:
@@ -290,7 +331,7 @@ class ServingLoop:
             self._finish(instance, request)
         elif instance.role == "prefill":
             target = self._route(request, self._back)
-            target.incoming[request.index] = request
+            target.offer(request)
             self._changed[target.index] = None
         else:
             instance.cohort.join(request, remaining)
