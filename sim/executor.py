@@ -15,7 +15,8 @@ from collections import defaultdict, deque
 import simpy
 from simpy.events import Event, Timeout
 
-from profiler.latency import LatencyModel
+from profiler.latency import Estimate, LatencyModel
+from profiler.work import Work
 from sim.launch import Completion, Launch
 
 NEVER = float("inf")
@@ -77,13 +78,11 @@ class SimExecutor:
             env.step()
         return ended.popleft()
 
-    def alone(self, launch: Launch, until_s: float | None) -> float | None:
+    def alone(self, work: Work, sms: int, predicted: Estimate, predictor: LatencyModel, until_s: float) -> float | None:
         env = self._env
-        if launch.predictor is self._latency:
-            seconds = launch.predicted.seconds
-        else:
-            seconds = self._latency.estimate(launch.work, launch.step.sms).seconds
-        if until_s is not None and env.now + seconds > until_s:
+        known = predictor is self._latency
+        seconds = predicted.seconds if known else self._latency.estimate(work, sms).seconds
+        if env.now + seconds > until_s:
             return None
         timeout = Timeout(env, seconds)
         # Stale timeouts may still be due before it.

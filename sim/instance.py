@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
 from profiler.work import Work
-from sim.launch import Launch
 from sim.ledger import BlockLedger
 from sim.state import DecodeCohort, Lane, RequestState
 
 OBSERVED_STEPS = 64
 OBSERVED_OUTCOMES = 100
+
+ObservedStep = tuple[str, Work, int, Work | None, int, float, float]
+"""The fields of an :class:`policies.api.Observation`."""
 
 
 class PolicyError(ValueError):
@@ -51,7 +53,7 @@ class Instance:
         self.waiting_tokens = 0
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
-        self.observed: deque[tuple[Launch, float]] = deque(maxlen=OBSERVED_STEPS)
+        self.observed: deque[ObservedStep] = deque(maxlen=OBSERVED_STEPS)
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False

@@ -61,6 +61,6 @@ class Executor(Protocol):
 class Coaster(Protocol):
     """An executor that can jump over a step when nothing else is running: a virtual clock."""
 
-    def alone(self, launch: Launch, until_s: float | None) -> float | None:
+    def alone(self, work: Work, sms: int, predicted: Estimate, predictor: LatencyModel, until_s: float) -> float | None:
         """Runs a launch from start to end; its end. None, with nothing done, if it would end after ``until_s``."""
         ...

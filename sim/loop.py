@@ -10,7 +10,9 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
@@ -26,6 +28,7 @@ from sim.view import Clock, InstanceView
 from traces.arrivals import ArrivalSource
 
 PROGRESS_EVERY = 512
+NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,20 @@ class ServingLoop:
 
     def run(self) -> RunResult:
         """Serves all arrivals, or stops at ``limits.until_s``; raises PolicyError where the policy fails."""
+        with _collector_paused():
+            self._serve()
+        self._check_nobody_is_stranded()
+        return self._tally.result(
+            requests=self._requests,
+            answer_tokens=self._answer_tokens,
+            odd_gaps_s=self._odd_gaps_s,
+            cohorts=[instance.cohort for instance in self._instances],
+            end_s=self._clock.now_s,
+            instances=len(self._instances),
+            sms=self._latency.device.sms,
+        )
+
+    def _serve(self) -> None:
         until_s = self._limits.until_s
         arrivals, executor, clock = self._arrivals, self._executor, self._clock
         coaster = executor if isinstance(executor, Coaster) else None
@@ -128,16 +145,6 @@ class ServingLoop:
                 completion = executor.next(clock.now_s) if self._flights else None
                 if coaster is not None and launch.step.again and not self._flights and self._finished == finished:
                     self._coast(coaster, launch, limit)
-        self._check_nobody_is_stranded(until_s)
-        return self._tally.result(
-            requests=self._requests,
-            answer_tokens=self._answer_tokens,
-            odd_gaps_s=self._odd_gaps_s,
-            cohorts=[instance.cohort for instance in self._instances],
-            end_s=clock.now_s,
-            instances=len(self._instances),
-            sms=self._latency.device.sms,
-        )
 
     def check(self) -> None:
         """Raises AssertionError unless every KV block is accounted for, on every instance."""
@@ -244,30 +251,34 @@ class ServingLoop:
         It ends when a request has come or finished, when KV runs short, and before a step that would outlast
         ``limit_s``; then the policy is asked as after any step.
         """
-        instance, step = self._instances[launch.instance], launch.step
-        cohort, lane, finished = instance.cohort, instance.lanes[step.lane], self._finished
-        while not instance.unseen and cohort.block_demand <= instance.ledger.free and self._finished == finished:
-            start_s = self._clock.now_s
+        instance, step, latency = self._instances[launch.instance], launch.step, self._latency
+        cohort, ledger, clock, lane = instance.cohort, instance.ledger, self._clock, instance.lanes[step.lane]
+        waiting, finished, number = len(instance.waiting), self._finished, self._tally.lane(step.lane)
+        until_s = NEVER if limit_s is None else limit_s
+        while not instance.unseen and self._finished == finished:
+            demand = cohort.block_demand
+            free_blocks = ledger.free - demand
+            if free_blocks < 0:
+                return
             # The step is begun only once it is known to end in time, so its work is worked out from the outside.
-            decodes = len(cohort.members)
-            work = Work(decode_requests=decodes, decode_context_tokens=cohort.context_tokens + decodes)
-            predicted = self._latency.estimate(work, step.sms)
-            free_blocks = instance.ledger.free - cohort.block_demand
-            launch = launch._replace(
-                launch_id=self._launches, work=work, start_s=start_s, predicted=predicted, free_blocks=free_blocks
-            )
-            end_s = coaster.alone(launch, limit_s)
+            start_s, decodes = clock.now_s, len(cohort.members)
+            context = cohort.context_tokens + decodes
+            work = Work((), decodes, context)
+            predicted = latency.estimate(work, step.sms)
+            end_s = coaster.alone(work, step.sms, predicted, latency, until_s)
             if end_s is None:
                 return
             self._launches += 1
-            instance.ledger.take(cohort.block_demand)
+            ledger.free = free_blocks
             cohort.start_step()
-            self._clock.now_s = end_s
-            lane.started_s, lane.predicted_s = start_s, predicted.seconds
+            clock.now_s = end_s
+            seconds, source = predicted
+            lane.started_s, lane.predicted_s = start_s, seconds
             for request in cohort.finish_step(end_s):
                 self._finish_decoding(instance, request)
-            instance.observed.append((launch, end_s - start_s))
-            self._tally.completed(launch, end_s)
+            instance.observed.append((step.lane, work, step.sms, None, 0, seconds, end_s - start_s))
+            sizes = (0, 0, decodes, context, latency.model.layers, seconds, waiting, free_blocks)
+            self._tally.add((start_s, end_s, instance.index, number, step.sms, *sizes), source)
             if self._check_every_step:
                 self.check()
 
@@ -296,7 +307,9 @@ class ServingLoop:
                 self._finish_decoding(instance, request)
         if step.prefill:
             self._finish_prefill(instance, lane, launch, completion.end_s)
-        instance.observed.append((launch, completion.end_s - launch.start_s))
+        measured_s = completion.end_s - launch.start_s
+        beside = (launch.beside, launch.beside_sms)
+        instance.observed.append((step.lane, launch.work, step.sms, *beside, launch.predicted.seconds, measured_s))
         self._tally.completed(launch, completion.end_s)
         if self._check_every_step:
             self.check()
@@ -366,7 +379,8 @@ class ServingLoop:
         if self._progress is not None and self._finished % PROGRESS_EVERY == 0:
             self._progress(self._finished, self._clock.now_s)
 
-    def _check_nobody_is_stranded(self, until_s: float | None) -> None:
+    def _check_nobody_is_stranded(self) -> None:
+        until_s = self._limits.until_s
         if until_s is not None and self._clock.now_s >= until_s:
             return
         stranded = [r for r in self._requests if r.state in ("waiting", "running")]
@@ -375,3 +389,15 @@ class ServingLoop:
                 f"{self._policy.name}: {len(stranded)} requests (the first is {stranded[0].request_id}) are left "
                 f"with nothing running at {self._clock.now_s:.6g} s"
             )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keeps Python's cycle collector off: the loop makes no cycles, and it would walk every live request each time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

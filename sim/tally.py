@@ -12,7 +12,10 @@ from sim.records import STATES, Records, RunResult, StepLog
 from sim.state import DecodeCohort, RequestState
 
 FLUSH_STEPS = 4096
-"""Steps kept as objects before they become columns: few enough to be small, many enough to be quick."""
+"""Steps kept as rows before they become columns: few enough to be small, many enough to be quick."""
+
+StepRow = tuple[float, float, int, int, int, int, int, int, int, int, float, int, int]
+"""A step, in the order of the columns below; see :class:`sim.records.StepLog`."""
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "start_s": np.float64,
@@ -36,54 +39,60 @@ class Tally:
 
     def __init__(self, *, model_layers: int, keep_token_times: bool) -> None:
         self._model_layers = model_layers
-        self._pending: list[tuple[Launch, float]] = []
+        self._rows: list[StepRow] = []
         self._blocks: list[dict[str, np.ndarray]] = []
         self._lanes: dict[str, int] = {}
         self._source_s: defaultdict[str, float] = defaultdict(float)
-        self._sm_seconds = 0.0
         self._token_times: defaultdict[str, list[float]] | None = defaultdict(list) if keep_token_times else None
+
+    def lane(self, name: str) -> int:
+        """The number that stands for a lane's name in the log."""
+        return self._lanes.setdefault(name, len(self._lanes))
 
     def completed(self, launch: Launch, end_s: float) -> None:
         """Adds a finished step."""
-        self._pending.append((launch, end_s))
-        if len(self._pending) == FLUSH_STEPS:
+        work, step = launch.work, launch.step
+        new = cached = 0
+        for chunk_new, chunk_cached in work.prefill:
+            new += chunk_new
+            cached += chunk_cached
+        if step.lane == LINK:
+            sms = layers = 0
+        else:
+            sms = step.sms
+            layers = self._model_layers if work.layers is None else work.layers
+        predicted_s, source = launch.predicted
+        row = (
+            launch.start_s,
+            end_s,
+            launch.instance,
+            self.lane(step.lane),
+            sms,
+            new,
+            len(work.prefill),
+            work.decode_requests,
+            work.decode_context_tokens + work.kv_transfer_tokens + new + cached,
+            layers,
+            predicted_s,
+            launch.waiting,
+            launch.free_blocks,
+        )
+        self.add(row, source)
+
+    def add(self, row: StepRow, source: str) -> None:
+        """Adds a finished step that is already a row; ``source`` is what its prediction rests on."""
+        self._source_s[source] += row[1] - row[0]
+        self._rows.append(row)
+        if len(self._rows) == FLUSH_STEPS:
             self._flush()
 
     def _flush(self) -> None:
-        """Turns the pending steps into a block of columns."""
-        if not self._pending:
-            return
-        launches = [launch for launch, _ in self._pending]
-        steps = [launch.step for launch in launches]
-        works = [launch.work for launch in launches]
-        on_link = np.array([step.lane == LINK for step in steps])
-        prefill = np.array([_tokens(work.prefill) if work.prefill else (0, 0) for work in works])
-        context = np.array([work.decode_context_tokens + work.kv_transfer_tokens for work in works])
-        layers = np.array([self._model_layers if work.layers is None else work.layers for work in works])
-        for step in steps:
-            self._lanes.setdefault(step.lane, len(self._lanes))
-        columns: dict[str, object] = {
-            "start_s": [launch.start_s for launch in launches],
-            "end_s": [end_s for _, end_s in self._pending],
-            "instance": [launch.instance for launch in launches],
-            "lane": [self._lanes[step.lane] for step in steps],
-            "sms": np.where(on_link, 0, [step.sms for step in steps]),
-            "prefill_tokens": prefill[:, 0],
-            "prefill_requests": [len(work.prefill) for work in works],
-            "decode_requests": [work.decode_requests for work in works],
-            "context_tokens": context + prefill.sum(axis=1),
-            "layers": np.where(on_link, 0, layers),
-            "predicted_s": [launch.predicted.seconds for launch in launches],
-            "waiting": [launch.waiting for launch in launches],
-            "free_blocks": [launch.free_blocks for launch in launches],
-        }
-        block = {name: np.asarray(columns[name], dtype=dtype) for name, dtype in _COLUMNS.items()}
-        self._blocks.append(block)
-        duration_s = block["end_s"] - block["start_s"]
-        self._sm_seconds += float((block["sms"] * duration_s).sum())
-        for launch, seconds in zip(launches, duration_s.tolist(), strict=True):
-            self._source_s[launch.predicted.source] += seconds
-        self._pending.clear()
+        """Turns the rows at hand into a block of columns."""
+        if self._rows:
+            values = zip(*self._rows, strict=True)
+            named = zip(_COLUMNS.items(), values, strict=True)
+            self._blocks.append({name: np.array(column, dtype=dtype) for (name, dtype), column in named})
+            self._rows.clear()
 
     def emitted(self, request: RequestState, at_s: float) -> None:
         """Notes a token that ended a prefill."""
@@ -113,31 +122,27 @@ class Tally:
             if request.cohort is not None:
                 self.leaving(request)
                 request.cohort.leave(request)
-        self._flush()
+        steps = self._steps()
         seconds, counts = _distinct(odd_gaps_s, cohorts)
         return RunResult(
             records=_records(requests, answer_tokens),
-            steps=self._steps(),
+            steps=steps,
             itl_s=seconds,
             itl_count=counts,
             source_s=dict(self._source_s),
             end_s=end_s,
-            sm_seconds=self._sm_seconds,
+            sm_seconds=float((steps.sms * (steps.end_s - steps.start_s)).sum()),
             instances=instances,
             sms=sms,
             token_times={name: np.array(times) for name, times in (self._token_times or {}).items()},
         )
 
     def _steps(self) -> StepLog:
+        self._flush()
         empty = {name: np.empty(0, dtype=dtype) for name, dtype in _COLUMNS.items()}
         blocks = self._blocks or [empty]
         columns = {name: np.concatenate([block[name] for block in blocks]) for name in _COLUMNS}
         return StepLog(lane_names=tuple(self._lanes), **columns)
-
-
-def _tokens(chunks: tuple[tuple[int, int], ...]) -> tuple[int, int]:
-    """(new, cached) tokens of some chunks together."""
-    return sum(new for new, _ in chunks), sum(cached for _, cached in chunks)
 
 
 def _distinct(odd_gaps_s: list[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,8 +8,7 @@ from typing import cast, overload
 
 from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
 from profiler.latency import LatencyModel
-from sim.instance import Instance
-from sim.launch import Launch
+from sim.instance import Instance, ObservedStep
 from sim.ledger import BlockLedger
 from sim.state import DecodeCohort, Lane
 
@@ -28,7 +27,7 @@ class ObservedSteps(Sequence[Observation]):
 
     __slots__ = ("_finished",)
 
-    def __init__(self, finished: Sequence[tuple[Launch, float]]) -> None:
+    def __init__(self, finished: Sequence[ObservedStep]) -> None:
         self._finished = finished
 
     def __len__(self) -> int:
@@ -41,17 +40,7 @@ class ObservedSteps(Sequence[Observation]):
     def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        launch, measured_s = self._finished[index]
-        step = launch.step
-        return Observation(
-            step.lane,
-            launch.work,
-            step.sms,
-            launch.beside,
-            launch.beside_sms,
-            launch.predicted.seconds,
-            measured_s,
-        )
+        return Observation(*self._finished[index])
 
 
 class InstanceView:
@@ -91,7 +80,7 @@ class InstanceView:
         put(self, "prefilling", MappingProxyType(instance.prefilling))
         put(self, "decoding", MappingProxyType(instance.cohort.members))
         put(self, "incoming", MappingProxyType(instance.incoming))
-        put(self, "observed", ObservedSteps(cast(Sequence[tuple[Launch, float]], instance.observed)))
+        put(self, "observed", ObservedSteps(cast(Sequence[ObservedStep], instance.observed)))
         put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
         put(self, "total_blocks", instance.ledger.total)
         put(self, "block_tokens", instance.ledger.block_tokens)
