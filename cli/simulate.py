@@ -59,7 +59,7 @@ def simulate(  # its length is that of the command: a line an option
     arrivals: Annotated[Text, typer.Option(help="How requests arrive, such as poisson:4 or closed:32.")] = None,
     rate: Annotated[Number, typer.Option(help=RATE)] = None,
     requests: Annotated[Whole, typer.Option(help="Serve only so many, from the start.")] = None,
-    instances: Annotated[Whole, typer.Option(help="Replicas of the model (default 1).")] = None,
+    instances: Annotated[Whole, typer.Option(help="Replicas of the model (default: as few as it takes).")] = None,
     tensor_parallel: Annotated[Whole, typer.Option(help="GPUs of an instance (default 1).")] = None,
     slo_ttft: Annotated[Number, typer.Option(help="TTFT limit, seconds.")] = None,
     slo_ttft_per_token: Annotated[Number, typer.Option(help="TTFT limit, seconds per prompt token.")] = None,
@@ -105,6 +105,7 @@ def _options(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunConfig:
+    import policies
     from cli.output import note
     from cli.settings import overlaid
     from sim.config import RunConfig, checked, load_config, package_version
@@ -114,6 +115,8 @@ def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunC
             value = options.get(name)
             if value is None or (name == "policy" and "name" not in value):
                 raise ValueError(f"--{name} is missing; see bulletsim simulate --help")
+        policy = options["policy"]
+        options.setdefault("instances", policies.load(policy["name"], policy.get("settings")).fewest_instances)
         return checked(RunConfig, options, "options")
     base = load_config(stored)
     if base.version not in (None, package_version()) and not quiet:

@@ -14,6 +14,7 @@ from policies.api import (
     Role,
     Router,
     Step,
+    TrueView,
     View,
 )
 from policies.bullet import Bullet
@@ -43,6 +44,7 @@ __all__ = [
     "RoundRobin",
     "Router",
     "Step",
+    "TrueView",
     "View",
     "load",
 ]

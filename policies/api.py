@@ -245,6 +245,14 @@ class View(Protocol):
         ...
 
 
+class TrueView(View, Protocol):
+    """What a policy with ``needs_truth`` is shown: answers as long as they will be. Only a simulator can."""
+
+    def output_tokens(self, request: RequestProgress) -> int:
+        """How many tokens the request's answer will have."""
+        ...
+
+
 class Load(NamedTuple):
     """How busy an instance is, for a router."""
 
@@ -271,7 +279,10 @@ class Decision(NamedTuple):
 
 
 class Policy(Protocol):
-    """What runs next, on which SMs. Implementations are frozen dataclasses, one file each."""
+    """What runs next, on which SMs. Implementations are frozen dataclasses, one file each.
+
+    ``needs_truth``: whether ``decide`` needs a :class:`TrueView`; the simulator gives one, a device cannot.
+    """
 
     name: ClassVar[str]
     needs_truth: ClassVar[bool]

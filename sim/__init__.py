@@ -3,7 +3,8 @@
 from sim.executor import SimExecutor
 from sim.instance import PolicyError
 from sim.launch import Completion, Executor, Launch
-from sim.loop import Limits, ServingLoop
+from sim.limits import Limits
+from sim.loop import ServingLoop
 from sim.records import STATES, Records, RunResult, StepLog
 
 __all__ = [

@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
@@ -21,35 +20,15 @@ from profiler.work import Work
 from sim.instance import Instance, PolicyError
 from sim.launch import Coaster, Completion, Executor, Launch
 from sim.ledger import BlockLedger
+from sim.limits import Limits
 from sim.records import RunResult
 from sim.state import Lane, RequestState
 from sim.tally import Tally
-from sim.view import Clock, InstanceView
+from sim.view import Clock, InstanceView, TrueInstanceView
 from traces.arrivals import ArrivalSource
 
 PROGRESS_EVERY = 512
 NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What bounds a run: KV blocks of each instance, the model's context, the queue of each instance, the time."""
-
-    total_blocks: int
-    context_tokens: int
-    block_tokens: int = 16
-    queue_limit: int | None = None
-    until_s: float | None = None
-
-    def misfit(self, prompt_tokens: int, output_tokens: int) -> str:
-        """Why a request can never be served, in one word; empty when it can.
-
-        The last token's KV is never stored, so a request needs blocks for one token less than its length.
-        """
-        if prompt_tokens + output_tokens > self.context_tokens:
-            return "context"
-        needed = -(-(prompt_tokens + output_tokens - 1) // self.block_tokens)
-        return "kv_capacity" if needed > self.total_blocks else ""
 
 
 class ServingLoop:
@@ -86,9 +65,7 @@ class ServingLoop:
         self._launches = 0
         self._finished = 0
         self._instances = [self._build(index, role) for index, role in enumerate(policy.roles(instances))]
-        self._views = [
-            InstanceView(instance, clock=self._clock, slo=slo, latency=latency) for instance in self._instances
-        ]
+        self._views = [self._view(instance) for instance in self._instances]
         self._front = [i for i in self._instances if i.role != "decode"]
         self._back = [i for i in self._instances if i.role == "decode"]
         self._changed: dict[int, None] = {}
@@ -105,6 +82,13 @@ class ServingLoop:
             device_sms=self._latency.device.sms,
             tpot_s=self._slo.tpot_s,
         )
+
+    def _view(self, instance: Instance) -> InstanceView:
+        clock, slo, latency = self._clock, self._slo, self._latency
+        if self._policy.needs_truth:
+            answers = self._answer_tokens
+            return TrueInstanceView(instance, clock=clock, slo=slo, latency=latency, answer_tokens=answers)
+        return InstanceView(instance, clock=clock, slo=slo, latency=latency)
 
     def run(self) -> RunResult:
         """Serves all arrivals, or stops at ``limits.until_s``; raises PolicyError where the policy fails."""

@@ -81,7 +81,8 @@ class RunResult:
         without a row a token.
     source_s: seconds of steps by what their prediction rests on (measured, interpolated, ...).
     end_s: the time at which the run stopped.
-    sm_seconds: SM-seconds held by steps over all instances, per device of an instance.
+    sm_seconds: SM-seconds held by steps over all instances, per device of an instance; where shares overlap, no more
+        than the device has.
     """
 
     records: Records

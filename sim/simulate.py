@@ -15,7 +15,8 @@ from profiler.latency import LatencyModel
 from profiler.roofline import RooflineModel, roofline
 from sim.config import RunConfig, package_version
 from sim.executor import SimExecutor
-from sim.loop import Limits, ServingLoop
+from sim.limits import Limits
+from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
 from sim.records import RunResult
 from traces import ArrivalSpec, Trace, open_trace, parse_arrivals

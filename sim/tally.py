@@ -131,7 +131,7 @@ class Tally:
             itl_count=counts,
             source_s=dict(self._source_s),
             end_s=end_s,
-            sm_seconds=float((steps.sms * (steps.end_s - steps.start_s)).sum()),
+            sm_seconds=sum(_sm_seconds(steps, index, sms) for index in range(instances)),
             instances=instances,
             sms=sms,
             token_times={name: np.array(times) for name, times in (self._token_times or {}).items()},
@@ -143,6 +143,16 @@ class Tally:
         blocks = self._blocks or [empty]
         columns = {name: np.concatenate([block[name] for block in blocks]) for name in _COLUMNS}
         return StepLog(lane_names=tuple(self._lanes), **columns)
+
+
+def _sm_seconds(steps: StepLog, instance: int, sms: int) -> float:
+    """SM-seconds that steps held on one instance. Shares that overlap for a while hold no more than there is."""
+    here = steps.instance == instance
+    times = np.concatenate([steps.start_s[here], steps.end_s[here]])
+    changes = np.concatenate([steps.sms[here], -steps.sms[here]])
+    order = np.argsort(times, kind="stable")
+    held = np.minimum(np.cumsum(changes[order]), sms)[:-1]
+    return float((held * np.diff(times[order])).sum())
 
 
 def _distinct(odd_gaps_s: list[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:

@@ -132,3 +132,20 @@ class InstanceView:
     @property
     def memo(self) -> Memo:
         return self._instance.memo
+
+
+class TrueInstanceView(InstanceView):
+    """The window of a policy that needs the truth; see :class:`policies.api.TrueView`."""
+
+    __slots__ = ("_answer_tokens",)
+
+    def __init__(
+        self, instance: Instance, *, clock: Clock, slo: SLO, latency: LatencyModel, answer_tokens: Sequence[int]
+    ) -> None:
+        super().__init__(instance, clock=clock, slo=slo, latency=latency)
+        object.__setattr__(self, "_answer_tokens", answer_tokens)
+
+    _answer_tokens: Sequence[int]
+
+    def output_tokens(self, request: RequestProgress) -> int:
+        return self._answer_tokens[request.index]
