@@ -29,7 +29,6 @@ from policies.admission import Relief, blocks_for, relieve
 from policies.api import Chunk, Decision, LaneView, Outcome, RequestProgress, Role, Router, Step, View
 from policies.forecast import (
     TtftForecast,
-    batch_end,
     fewest,
     forecast_queue,
     percentile,
@@ -192,17 +191,18 @@ class Bullet:
         if relief.victims or not view.waiting:
             return (), False, None
         queue = list(islice(view.waiting.values(), self.queue_horizon))
-        order = shortest_first(view, queue, sms, self.batch_fill) if self.reorder and len(queue) > 1 else queue
+        arrange = shortest_first if self.reorder and len(queue) > 1 else forecast_queue
+        order, ends_s, batch = arrange(view, queue, sms, self.batch_fill)
         free, room = relief.free_blocks, self.max_resident - len(view.decoding) - len(view.prefilling)
         chunks: list[Chunk] = []
-        for request in order[: batch_end(view, order, 0, sms, self.batch_fill)]:
+        for request in order[:batch]:
             free -= blocks_for(request.prefill_tokens, view.block_tokens)
             if free < 0 or len(chunks) >= room:
                 break
             chunks.append(Chunk(request, request.prefill_tokens))
         if not chunks:
             return (), True, None
-        ahead = list(zip(order, forecast_queue(view, order, sms, self.batch_fill), strict=True))
+        ahead = list(zip(order, ends_s, strict=True))
         settled = tuple(outcome.ttft_ratio for outcome in view.outcomes)
         return tuple(chunks), len(chunks) < len(view.waiting), TtftForecast(self._pending(view, ahead), settled)
 

@@ -73,57 +73,58 @@ def prefill_shape(request: RequestProgress) -> tuple[int, int]:
     return request.prefill_tokens - request.prefilled_tokens, request.prefilled_tokens
 
 
-def batch_end(view: View, queue: Sequence[RequestProgress], start: int, sms: int, fill: float) -> int:
-    """Where a batch that starts at ``queue[start]`` ends: when it runs at ``fill`` of the FLOP/s there are.
+class QueueForecast(NamedTuple):
+    """A queue in the order it would be prefilled, batch by batch.
+
+    ``ends_s`` are the seconds until each request's first token; ``batch`` is how many the first batch takes.
+    """
+
+    order: Sequence[RequestProgress]
+    ends_s: Sequence[float]
+    batch: int
+
+
+def forecast_queue(view: View, queue: Sequence[RequestProgress], sms: int, fill: float) -> QueueForecast:
+    """The queue in this order. A batch takes requests until it runs at ``fill`` of the FLOP/s there are.
 
     Those are what SATURATING_TOKENS attain on these SMs. The plain ridge, FLOPs a byte of C_p / D_p, is passed at some
     180 tokens of an 8B model on an A100, where the tail waves of its GEMMs still idle half of the SMs; FLOP/s count
     both limits.
     """
-    if start + 1 >= len(queue):
-        return len(queue)
-    saturated = _attained(view, ((SATURATING_TOKENS, 0),), sms)
+    latency = view.latency
+    enough = math.inf
+    if len(queue) > 1:
+        full = Work(prefill=((SATURATING_TOKENS, 0),))
+        enough = fill * latency.cost(full)[0] / latency.estimate(full, sms).seconds
+    ends_s: list[float] = []
     shapes: tuple[tuple[int, int], ...] = ()
-    end = start
-    while end < len(queue):
-        shapes = (*shapes, prefill_shape(queue[end]))
-        end += 1
-        if _attained(view, shapes, sms) >= fill * saturated:
-            break
-    return end
+    ahead_s, first, last = 0.0, 0, len(queue) - 1
+    for position, request in enumerate(queue):
+        shapes = (*shapes, prefill_shape(request))
+        work = Work(prefill=shapes)
+        seconds = latency.estimate(work, sms).seconds
+        if position == last or latency.cost(work)[0] >= enough * seconds:
+            ahead_s += seconds
+            ends_s.extend([ahead_s] * len(shapes))
+            first = first or len(shapes)
+            shapes = ()
+    return QueueForecast(queue, ends_s, first)
 
 
-def _attained(view: View, shapes: tuple[tuple[int, int], ...], sms: int) -> float:
-    """FLOP/s of a prefill."""
-    work = Work(prefill=shapes)
-    return view.latency.cost(work)[0] / view.latency.estimate(work, sms).seconds
-
-
-def forecast_queue(view: View, queue: Sequence[RequestProgress], sms: int, fill: float) -> list[float]:
-    """Seconds until each request's first token if the queue is prefilled in this order, batch by batch."""
-    ends: list[float] = []
-    start, ahead_s = 0, 0.0
-    while start < len(queue):
-        end = batch_end(view, queue, start, sms, fill)
-        work = Work(prefill=tuple(prefill_shape(request) for request in queue[start:end]))
-        ahead_s += view.latency.estimate(work, sms).seconds
-        ends.extend([ahead_s] * (end - start))
-        start = end
-    return ends
-
-
-def shortest_first(view: View, queue: Sequence[RequestProgress], sms: int, fill: float) -> Sequence[RequestProgress]:
-    """The queue by ascending prefill, if everyone who would meet the TTFT SLO in queue order still does.
+def shortest_first(view: View, queue: Sequence[RequestProgress], sms: int, fill: float) -> QueueForecast:
+    """The queue by ascending prefill, if everyone who would meet the TTFT SLO in queue order still does; else as it is.
 
     Less prefill is less latency on the same SMs, so sorting by tokens sorts by estimated latency.
     """
+    as_it_is = forecast_queue(view, queue, sms, fill)
     by_length = sorted(queue, key=lambda request: prefill_shape(request)[0])
-    if all(a is b for a, b in zip(by_length, queue, strict=True)):
-        return queue
+    if by_length == queue:
+        return as_it_is
     now = view.now_s
     limit = {request.index: request.arrival_s + view.slo.ttft_limit_s(request.prompt_tokens) for request in queue}
-    in_order = zip(queue, forecast_queue(view, queue, sms, fill), strict=True)
+    in_order = zip(queue, as_it_is.ends_s, strict=True)
     meets = {request.index for request, end_s in in_order if now + end_s <= limit[request.index]}
-    sorted_ends = zip(by_length, forecast_queue(view, by_length, sms, fill), strict=True)
+    sorted_queue = forecast_queue(view, by_length, sms, fill)
+    sorted_ends = zip(by_length, sorted_queue.ends_s, strict=True)
     breaks = any(request.index in meets and now + end_s > limit[request.index] for request, end_s in sorted_ends)
-    return queue if breaks else by_length
+    return as_it_is if breaks else sorted_queue
