@@ -254,11 +254,11 @@ class TrueView(View, Protocol):
 
 
 class Load(NamedTuple):
-    """How busy an instance is, for a router."""
+    """How busy an instance is, for a router. ``pending_tokens`` are still to be prefilled, waiting or in progress."""
 
     instance: int
     waiting_requests: int
-    waiting_tokens: int
+    pending_tokens: int
     resident_requests: int
     free_blocks: int
 

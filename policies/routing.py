@@ -18,10 +18,10 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """The fewest prompt tokens waiting, then the fewest requests resident, then the lowest number."""
+    """The fewest tokens still to be prefilled, then the fewest requests resident, then the lowest number."""
 
     def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
-        return min(loads, key=lambda load: (load.waiting_tokens, load.resident_requests, load.instance)).instance
+        return min(loads, key=lambda load: (load.pending_tokens, load.resident_requests, load.instance)).instance
 
 
 ROUTERS = {"round-robin": RoundRobin, "least-loaded": LeastLoaded}

@@ -24,7 +24,8 @@ class PolicyError(ValueError):
 class Instance:
     """The loop's own state of one instance. Methods that take a step or a request from a policy check it first.
 
-    ``unseen`` says that a request has come since the policy was last asked.
+    ``unseen`` says that a request has come since the policy was last asked; ``pending_tokens`` are those still to be
+    prefilled, of requests waiting or part-way.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Instance:
             raise PolicyError(f"an instance has one or two lanes that use SMs; this policy asks for {lanes}")
         self.peers = {lane.name: next((o for o in computing if o is not lane), None) for lane in computing}
         self.waiting: OrderedDict[int, RequestState] = OrderedDict()
-        self.waiting_tokens = 0
+        self.pending_tokens = 0
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
         self.observed: deque[ObservedStep] = deque(maxlen=OBSERVED_STEPS)
@@ -68,7 +69,7 @@ class Instance:
         self.waiting[request.index] = request
         if first:
             self.waiting.move_to_end(request.index, last=False)
-        self.waiting_tokens += request.prefill_tokens
+        self.pending_tokens += request.prefill_tokens
 
     def offer(self, request: RequestState) -> None:
         """Announces a request prefilled elsewhere."""
@@ -77,7 +78,7 @@ class Instance:
 
     def load(self) -> Load:
         residents = len(self.prefilling) + len(self.cohort.members) + len(self.incoming)
-        return Load(self.index, len(self.waiting), self.waiting_tokens, residents, self.ledger.free)
+        return Load(self.index, len(self.waiting), self.pending_tokens, residents, self.ledger.free)
 
     def idle_lane(self, step: Step) -> Lane:
         """The lane a step asks for."""
@@ -156,7 +157,6 @@ class Instance:
 
     def _dequeue(self, request: RequestState, now_s: float) -> None:
         del self.waiting[request.index]
-        self.waiting_tokens -= request.prefill_tokens
         self.prefilling[request.index] = request
         request.state = "running"
         if request.scheduled_s is None:
@@ -180,6 +180,7 @@ class Instance:
             self.cohort.evict(request, remaining_tokens)
         else:
             del self.prefilling[index]
+            self.pending_tokens -= request.prefill_tokens - request.prefilled_tokens
         request.blocks = request.prefilled_tokens = 0
         request.prefill_tokens = request.prompt_tokens + request.emitted
         request.preemptions += 1

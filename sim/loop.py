@@ -307,6 +307,7 @@ class ServingLoop:
         for chunk in launch.step.prefill:
             request = self._requests[chunk.request.index]
             request.prefilled_tokens += chunk.tokens
+            instance.pending_tokens -= chunk.tokens
             if request.prefilled_tokens == request.prefill_tokens:
                 self._emit_first(instance, request, end_s)
 
