@@ -196,3 +196,7 @@ class Instance:
         held = sum(self.held_blocks(request) for request in residents) + arriving_blocks
         free = self.ledger.free
         assert held + free == self.ledger.total, f"{held} blocks held and {free} free of {self.ledger.total}"
+        pending = sum(
+            r.prefill_tokens - r.prefilled_tokens for r in [*self.waiting.values(), *self.prefilling.values()]
+        )
+        assert pending == self.pending_tokens, f"{pending} tokens to prefill, {self.pending_tokens} counted"
