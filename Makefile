@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint typecheck clean
+.PHONY: demo test lint typecheck figures clean
 
 demo: $(VENV)/.installed
 	$(RUN)/bulletsim demo
@@ -17,6 +17,13 @@ lint: $(VENV)/.installed-dev
 
 typecheck: $(VENV)/.installed-dev
 	$(RUN)/mypy
+
+# The pictures that README and docs show.
+figures: demo
+	$(RUN)/bulletsim simulate --trace workload:code --rate 5 --requests 120 --policy bullet --model Llama-3.1-8B \
+	    --device A100-80G --slo-ttft-per-token 0.0015 --slo-ttft-floor 3.072 --slo-tpot 0.2 --out out/timeline --force
+	$(RUN)/bulletsim plot timeline out/timeline --out out/timeline/timeline.png
+	cp out/demo/frontier.png out/demo/latency.png out/timeline/timeline.png docs/figures/
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -7,7 +7,7 @@
       slo: {ttft_per_token_s: 0.003, ttft_floor_s: 1.0, tpot_s: 0.15}
     policies:                               # a name, or a name with a label and settings
       - bullet
-      - {name: chunked, label: chunked-2048, settings: {token_budget: 2048}}
+      - {name: chunked, label: chunked-2048, settings: {budget_tokens: 2048}}
     grid:                                   # every combination; the last key varies fastest
       rate_per_gpu: [2, 4, 8]
       slo.tpot_s: [0.1, 0.15]

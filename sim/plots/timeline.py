@@ -121,4 +121,5 @@ def _legend(drawing: Figure, panels: Iterable[Axes]) -> None:
     for axes in panels:
         handles, labels = axes.get_legend_handles_labels()
         entries.update(zip(labels, handles, strict=True))
-    drawing.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=len(entries))
+    columns = min(len(entries), 3)
+    drawing.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns, handlelength=1.6)
