@@ -224,7 +224,7 @@ def service_times(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -
     if kind == "deterministic":
         return np.ones(shape)
     # Balanced means: rates 2p and 2(1 - p) with p chosen for the squared CV.
-    p = (1 + np.sqrt(3 / 5)) / 2
+    p = (1 + math.sqrt(3 / 5)) / 2
     fast = rng.random(shape) < p
     return rng.exponential(np.where(fast, 1 / (2 * p), 1 / (2 * (1 - p))))
 
