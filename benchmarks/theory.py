@@ -348,17 +348,17 @@ def show(findings: Sequence[Finding], replications: int) -> None:
     table(f"Queueing theory and the loop, {replications} replications", header, rows)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; 1 where theory lies outside its interval, or where that is too wide to show anything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replications", type=int, default=REPLICATIONS, help="2 or more")
     parser.add_argument("--seed", type=int, default=0, help="the first replication's")
-    arguments = parser.parse_args()
-    if arguments.replications < 2 or arguments.seed < 0:
+    given = parser.parse_args(arguments)
+    if given.replications < 2 or given.seed < 0:
         parser.error("--replications must be 2 or more and --seed 0 or more")
     experiments = [*waiting(), *sharing(), *finite_source(), in_order()]
-    findings = [measure(experiment, arguments.replications, arguments.seed) for experiment in experiments]
-    show(findings, arguments.replications)
+    findings = [measure(experiment, given.replications, given.seed) for experiment in experiments]
+    show(findings, given.replications)
     return 0 if all(found.passes for found in findings) else 1
 
 
