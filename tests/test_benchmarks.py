@@ -45,12 +45,12 @@ def rows(printed: str) -> list[list[str]]:
 
 def test_whole_traces_checks_every_policy_on_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Few KV blocks, so that some requests are pre-empted and the ledger has something to get wrong."""
-    assert whole_traces.main([str(folder), "--kv-blocks", "1000"]) == 0
+    assert whole_traces.main([str(folder), "--kv-blocks", "1000", "--requests", "100"]) == 0
     found = rows(capsys.readouterr().out)
     policies = ["chunked", "bullet", "disaggregation"]
     assert [row[:2] for row in found] == [[name, policy] for name in ("code", "conversation") for policy in policies]
     for row in found:
-        assert row[2] == row[3] == str(REQUESTS)
+        assert row[2] == row[3] == "100"
         assert row[4] == "0"
         assert row[7] in ("1000 of 1000", "2000 of 2000")
         assert row[8] == "balanced"
