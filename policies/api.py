@@ -45,10 +45,15 @@ class SLO:
 
     def ttft_limit_s(self, prompt_tokens: int) -> float:
         """The TTFT limit for a prompt of this length; infinity where there is none."""
-        if self.ttft_s is None and self.ttft_per_token_s is None:
+        if not self.limits_ttft:
             return float("inf")
         limit = (self.ttft_s or 0.0) + (self.ttft_per_token_s or 0.0) * prompt_tokens
         return max(self.ttft_floor_s, limit)
+
+    @property
+    def limits_ttft(self) -> bool:
+        """Whether there is a TTFT limit at all."""
+        return self.ttft_s is not None or self.ttft_per_token_s is not None
 
     @property
     def tpot_limit_s(self) -> float:

@@ -14,6 +14,10 @@ makes use of its SMs. While pending TTFTs are in danger decode pauses for as lon
 own SLO allows. A decode step that will outlast the last prefill layers gets part of their SMs from the start, so shares
 may overlap for a moment instead of leaving SMs idle. With one phase empty the other has all SMs.
 
+Two limits on slowing decode are ours; the paper's "fewest SMs that hold the SLO" has none. A step lasts no longer than
+the prefill that it makes room for: with a loose SLO and a short queue, SMs would idle for its rest. And while requests
+wait for KV or places rather than SMs, decode takes all it can use, since only its ending frees them (``hurry_for_kv``).
+
 Left open by the text, and settings here: layers a group (4), the percentile (P90) and its population (pending requests
 and the last 100 finished), how much of a long queue is forecast, when a batch makes use of its SMs.
 """
@@ -44,8 +48,10 @@ USEFUL = 1.02
 
 
 class State(NamedTuple):
-    """This policy's memo: the split, the TPOT percentile (over its limit) of the requests finished so far, and the
-    fewest SMs that draw nearly all of the bandwidth, which never change."""
+    """This policy's memo: the split, and the TPOT percentile (over its limit) of the requests finished so far.
+
+    ``saturating_sms``, the fewest that draw nearly all of the bandwidth, never change.
+    """
 
     prefill_sms: int
     decode_sms: int
@@ -57,8 +63,9 @@ class State(NamedTuple):
 class PrefillPlan(NamedTuple):
     """The batch that prefill is on, or would start: its next layer group, and the TTFTs it leads to.
 
-    ``whole_s`` is what its remaining layers take on ``reference_sms``, ``left_s`` the same less the time that those in
-    flight have run.
+    whole_s: what its remaining layers take on ``reference_sms``; left_s: the same less the time that those in flight
+        have run; drain_s: what is left with all that is known to wait.
+    follows: whether a waiting request can be admitted after it; starved: whether one waits for KV or a place.
     """
 
     chunks: tuple[Chunk, ...]
@@ -67,9 +74,11 @@ class PrefillPlan(NamedTuple):
     left: Work
     whole_s: float
     left_s: float
+    drain_s: float
     reference_sms: int
     forecast: TtftForecast
-    queue_follows: bool
+    follows: bool
+    starved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +89,9 @@ class Bullet:
     percentile: the share of requests whose TTFT and TPOT must be within SLO for it to count as held.
     queue_horizon: how many waiting requests are forecast and reordered; those behind them wait longer anyway.
     batch_fill: a prefill batch takes requests until it runs at this part of the FLOP/s that a long prompt attains.
-    sm_step: SMs by which shares change; None takes the device's granularity.
+    sm_step: SMs by which shares change, at most half of them; None takes the device's granularity.
     max_resident: requests that may hold KV at once.
-    reorder, pause_decode: switch these parts off to see what they are worth.
+    reorder, pause_decode, hurry_for_kv: switch these parts off to see what they are worth.
     """
 
     name: ClassVar[str] = "bullet"
@@ -97,6 +106,7 @@ class Bullet:
     max_resident: int = 1024
     reorder: bool = True
     pause_decode: bool = True
+    hurry_for_kv: bool = True
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
@@ -142,7 +152,7 @@ class Bullet:
         return State(total, total, max(1, total // 2) if sms is None else sms)
 
     def _sm_step(self, view: View) -> int:
-        return self.sm_step or view.latency.device.sm_granularity
+        return min(self.sm_step or view.latency.device.sm_granularity, view.sms // 2) or 1
 
     def _share(self, view: View, plan: PrefillPlan, relief: Relief, before: State) -> Decision:
         """Steps for the idle lanes while there is something to prefill."""
@@ -167,44 +177,71 @@ class Bullet:
         return Decision(steps, state)
 
     def _plan(self, view: View, lane: LaneView, relief: Relief, sms: int) -> PrefillPlan | None:
-        forecast = None
-        layers_left = view.latency.model.layers
+        forecast, queue_s = None, 0.0
+        layers = layers_left = view.latency.model.layers
         if lane.batch:
-            chunks, queue_follows = lane.batch, bool(view.waiting)
-            layers_left -= lane.layers_done
+            chunks, layers_left = lane.batch, layers - lane.layers_done
+            waiting = next(iter(view.waiting.values()), None)
+            follows = waiting is not None and self._fits(view, waiting, relief.free_blocks, self._places(view))
+            starved = waiting is not None and not follows
         else:
-            chunks, queue_follows, forecast = self._next_batch(view, relief, sms)
+            chunks, follows, queue_s, forecast = self._next_batch(view, relief, sms)
+            starved = len(chunks) < len(view.waiting) and not follows
         if not chunks:
             return None
         shapes = tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in chunks)
-        layers = min(self.layers_per_step, layers_left)
         left = Work(prefill=shapes, layers=layers_left)
         whole_s = view.latency.estimate(left, sms).seconds
         left_s = max(0.0, whole_s - (view.now_s - lane.started_s)) if lane.busy else whole_s
         if forecast is None:
             forecast = TtftForecast(self._pending(view, [(chunk.request, left_s) for chunk in chunks]))
-        group = Work(prefill=shapes, layers=layers, head=layers == layers_left)
-        return PrefillPlan(chunks, layers, group, left, whole_s, left_s, sms, forecast, queue_follows)
+        if follows and lane.batch:
+            # At the batch's pace: a forecast of the queue is made when the next batch is.
+            tokens = sum(request.prefill_tokens for request in islice(view.waiting.values(), self.queue_horizon))
+            queue_s = left_s + whole_s * tokens / sum(new for new, _ in shapes) * layers / layers_left
+        group_layers = min(self.layers_per_step, layers_left)
+        return PrefillPlan(
+            chunks=chunks,
+            layers=group_layers,
+            group=Work(prefill=shapes, layers=group_layers, head=group_layers == layers_left),
+            left=left,
+            whole_s=whole_s,
+            left_s=left_s,
+            drain_s=queue_s if follows else left_s,
+            reference_sms=sms,
+            forecast=forecast,
+            follows=follows,
+            starved=starved,
+        )
 
-    def _next_batch(self, view: View, relief: Relief, sms: int) -> tuple[tuple[Chunk, ...], bool, TtftForecast | None]:
-        """The next batch, whether requests stay behind, and what the whole queue can expect."""
+    def _places(self, view: View) -> int:
+        return self.max_resident - len(view.decoding) - len(view.prefilling)
+
+    @staticmethod
+    def _fits(view: View, request: RequestProgress, free_blocks: int, places: int) -> bool:
+        return places > 0 and blocks_for(request.prefill_tokens, view.block_tokens) <= free_blocks
+
+    def _next_batch(
+        self, view: View, relief: Relief, sms: int
+    ) -> tuple[tuple[Chunk, ...], bool, float, TtftForecast | None]:
+        """The next batch, whether more can follow it, and how long and with what TTFTs the queue will take."""
         if relief.victims or not view.waiting:
-            return (), False, None
+            return (), False, 0.0, None
         queue = list(islice(view.waiting.values(), self.queue_horizon))
-        arrange = shortest_first if self.reorder and len(queue) > 1 else forecast_queue
-        order, ends_s, batch = arrange(view, queue, sms, self.batch_fill)
-        free, room = relief.free_blocks, self.max_resident - len(view.decoding) - len(view.prefilling)
+        sort = self.reorder and len(queue) > 1 and view.slo.limits_ttft
+        order, ends_s, batch = (shortest_first if sort else forecast_queue)(view, queue, sms, self.batch_fill)
+        free, places = relief.free_blocks, self._places(view)
         chunks: list[Chunk] = []
         for request in order[:batch]:
-            free -= blocks_for(request.prefill_tokens, view.block_tokens)
-            if free < 0 or len(chunks) >= room:
+            if not self._fits(view, request, free, places - len(chunks)):
                 break
+            free -= blocks_for(request.prefill_tokens, view.block_tokens)
             chunks.append(Chunk(request, request.prefill_tokens))
-        if not chunks:
-            return (), True, None
+        taken = len(chunks)
+        follows = taken < len(order) and self._fits(view, order[taken], free, places - taken)
         ahead = list(zip(order, ends_s, strict=True))
         settled = tuple(outcome.ttft_ratio for outcome in view.outcomes)
-        return tuple(chunks), len(chunks) < len(view.waiting), TtftForecast(self._pending(view, ahead), settled)
+        return tuple(chunks), follows, ends_s[-1], TtftForecast(self._pending(view, ahead), settled)
 
     @staticmethod
     def _pending(view: View, ahead: list[tuple[RequestProgress, float]]) -> tuple[tuple[float, float, float], ...]:
@@ -238,9 +275,9 @@ class Bullet:
             return before._replace(prefill_sms=total - sms, decode_sms=sms)
         before = self._with_past(view, before)
         limit_s = min(view.decode_slack_s(self.percentile), view.slo.tpot_s)
-        if not plan.queue_follows:
-            # Prefill will soon be done: a step that outlasts it on few SMs would leave the others idle.
-            limit_s = min(limit_s, max(plan.left_s, decode_s(before.saturating_sms)))
+        useful_s = decode_s(before.saturating_sms)
+        hurried = plan.starved and self.hurry_for_kv
+        limit_s = min(limit_s, useful_s if hurried else max(plan.drain_s, useful_s))
         fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, before.decode_sms)
         if fit is not None and before.past_tpot <= 1:
             return before._replace(prefill_sms=total - fit, decode_sms=fit)
@@ -248,22 +285,24 @@ class Bullet:
         def pace(sms: int) -> float:
             return view.latency.estimate(plan.left, sms).seconds / plan.whole_s
 
-        if plan.forecast.ratio(self.percentile) <= 1:
-            held = fewest(
-                step,
-                total - step,
-                step,
-                lambda sms: plan.forecast.ratio(self.percentile, pace(sms)) <= 1,
-                before.prefill_sms,
-            )
-            if held is not None:
-                # Beyond the SMs that decode can use, taking more from prefill helps nobody.
-                best_s = decode_s(total - held)
-                used = fewest(step, total - held, step, lambda sms: decode_s(sms) <= USEFUL * best_s)
-                sms = total - held if used is None else used
-                return before._replace(prefill_sms=total - sms, decode_sms=sms)
-        sms = self._balanced_sms(view, plan.forecast.savable(pace(total - step)), pace, decode_s, step)
+        def held(sms: int) -> bool:
+            return plan.forecast.ratio(self.percentile, pace(sms)) <= 1
+
+        least = None
+        if held(plan.reference_sms):
+            least = fewest(step, total - step, step, held, before.prefill_sms)
+        if least is not None:
+            sms = self._useful_sms(decode_s, step, total - least)
+        else:
+            savable = plan.forecast.savable(pace(total - step))
+            sms = self._balanced_sms(view, savable, pace, decode_s, step)
         return before._replace(prefill_sms=total - sms, decode_sms=sms)
+
+    @staticmethod
+    def _useful_sms(decode_s: Callable[[int], float], step: int, most: int) -> int:
+        """Decode SMs beyond which a step gets no shorter: taking more from prefill would help nobody."""
+        useful = fewest(step, most, step, lambda sms: decode_s(sms) <= USEFUL * decode_s(most))
+        return most if useful is None else useful
 
     def _balanced_sms(
         self,
@@ -288,7 +327,7 @@ class Bullet:
 
         crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
         if crossing is None:
-            return total - step
+            return self._useful_sms(decode_s, step, total - step)
         # The crossing lies between two splits; the one before it may have the smaller maximum.
         if crossing > step and tpot(crossing - step) < ttft(crossing):
             return crossing - step
@@ -303,8 +342,12 @@ class Bullet:
         return state._replace(latest=latest, past_tpot=percentile(past, self.percentile))
 
     def _may_pause(self, view: View, plan: PrefillPlan, step_s: float) -> bool:
-        """Whether decode can sit out the next layer group: TTFTs are in danger, and its TPOTs allow it."""
-        if not self.pause_decode or TtftForecast(plan.forecast.pending).ratio(self.percentile) <= 1:
+        """Whether decode can sit out the next layer group: TTFTs are in danger, and the TPOT SLO has room for it."""
+        if (
+            not self.pause_decode
+            or view.slo.tpot_s is None
+            or TtftForecast(plan.forecast.pending).ratio(self.percentile) <= 1
+        ):
             return False
         group_s = view.latency.estimate(plan.group, view.sms).seconds
         return group_s + step_s <= view.decode_slack_s(self.percentile)
@@ -312,7 +355,7 @@ class Bullet:
     @staticmethod
     def _decode_sms(view: View, plan: PrefillPlan, sms: int, decode_s: Callable[[int], float]) -> int:
         """Decode's share: more than its part near the last layers, by the time it will have the GPU alone."""
-        if plan.queue_follows or not plan.group.head:
+        if plan.follows or not plan.group.head:
             return sms
         alone = max(0.0, 1.0 - plan.left_s / decode_s(sms))
         return sms + int(alone * (view.sms - sms))

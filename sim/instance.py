@@ -24,8 +24,9 @@ class PolicyError(ValueError):
 class Instance:
     """The loop's own state of one instance. Methods that take a step or a request from a policy check it first.
 
-    ``unseen`` says that a request has come since the policy was last asked; ``pending_tokens`` are those still to be
-    prefilled, of requests waiting or part-way.
+    ``incoming`` requests were prefilled elsewhere and wait to be fetched, ``arriving`` ones are on the link.
+    ``pending_tokens`` are those still to be prefilled, of requests waiting or part-way. ``asked`` counts the policy's
+    decisions, and ``unseen`` says that a request has come since the last.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Instance:
         self.pending_tokens = 0
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
+        self.arriving: dict[int, RequestState] = {}
         self.observed: deque[ObservedStep] = deque(maxlen=OBSERVED_STEPS)
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False
+        self.asked = 0
         self._model_layers = model_layers
         self._device_sms = device_sms
 
@@ -77,7 +80,7 @@ class Instance:
         self.incoming[request.index] = request
 
     def load(self) -> Load:
-        residents = len(self.prefilling) + len(self.cohort.members) + len(self.incoming)
+        residents = sum(map(len, (self.prefilling, self.cohort.members, self.incoming, self.arriving)))
         return Load(self.index, len(self.waiting), self.pending_tokens, residents, self.ledger.free)
 
     def idle_lane(self, step: Step) -> Lane:
@@ -119,6 +122,7 @@ class Instance:
         if request is None:
             raise PolicyError(f"request {progress.index} is not waiting to come here")
         self._take(self.ledger.blocks_for(request.prefill_tokens), "a KV transfer")
+        self.arriving[request.index] = request
         return Work(kv_transfer_tokens=request.prefill_tokens), request.instance
 
     def _layer_span(self, step: Step, lane: Lane) -> tuple[int | None, bool]:
@@ -190,10 +194,11 @@ class Instance:
         """KV blocks that a resident request holds here."""
         return request.blocks if request.cohort is None else self.cohort.blocks(request)
 
-    def check(self, outgoing: Sequence[RequestState] = (), arriving_blocks: int = 0) -> None:
-        """Raises AssertionError unless the blocks taken are those held by residents, leavers and arrivals."""
+    def check(self, outgoing: Sequence[RequestState] = ()) -> None:
+        """Raises AssertionError unless the counts are those of the requests here, ``outgoing`` ones included."""
         residents = [*self.prefilling.values(), *self.cohort.members.values(), *outgoing]
-        held = sum(self.held_blocks(request) for request in residents) + arriving_blocks
+        held = sum(self.held_blocks(request) for request in residents)
+        held += sum(self.ledger.blocks_for(request.prefill_tokens) for request in self.arriving.values())
         free = self.ledger.free
         assert held + free == self.ledger.total, f"{held} blocks held and {free} free of {self.ledger.total}"
         pending = sum(

@@ -103,6 +103,7 @@ class ServingLoop:
             end_s=self._clock.now_s,
             instances=len(self._instances),
             sms=self._latency.device.sms,
+            cut_off=list(self._flights.values()),
         )
 
     def _serve(self) -> None:
@@ -121,28 +122,20 @@ class ServingLoop:
             if due is None and not self._flights:
                 break
             limit = due if until_s is None else until_s if due is None else min(due, until_s)
+            finished, launch = self._finished, None
             completion = executor.next(limit)
             while completion is not None:
                 clock.now_s = completion.end_s
-                finished = self._finished
                 launch = self._complete(completion)
                 completion = executor.next(clock.now_s) if self._flights else None
-                if coaster is not None and launch.step.again and not self._flights and self._finished == finished:
-                    self._coast(coaster, launch, limit)
+            if coaster is not None and launch is not None and launch.step.again and self._finished == finished:
+                self._coast(coaster, launch, limit)
 
     def check(self) -> None:
         """Raises AssertionError unless every KV block is accounted for, on every instance."""
-        moving = [launch for launch in self._flights.values() if launch.source is not None]
         for instance in self._instances:
-            index, blocks_for = instance.index, instance.ledger.blocks_for
-            outgoing = [r for back in self._back for r in back.incoming.values() if r.instance == index]
-            outgoing += [self._transferred(launch) for launch in moving if launch.source == index]
-            arriving = [launch.work.kv_transfer_tokens for launch in moving if launch.instance == index]
-            instance.check(outgoing, sum(map(blocks_for, arriving)))
-
-    def _transferred(self, launch: Launch) -> RequestState:
-        assert launch.step.transfer is not None
-        return self._requests[launch.step.transfer.index]
+            away = [r for back in self._back for r in (*back.incoming.values(), *back.arriving.values())]
+            instance.check([request for request in away if request.instance == instance.index])
 
     def _arrive(self) -> None:
         request = self._arrivals.pop()
@@ -184,6 +177,7 @@ class ServingLoop:
                 if instance.busy_lanes == len(instance.lanes):
                     continue
                 instance.unseen = False
+                instance.asked += 1
                 steps, instance.memo = self._policy.decide(self._views[index])
                 try:
                     for step in steps:
@@ -208,7 +202,7 @@ class ServingLoop:
             predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
         lane.busy, lane.sms, lane.work = True, step.sms, work
         instance.busy_lanes += 1
-        lane.started_s, lane.predicted_s = now, predicted.seconds
+        lane.started_s, lane.predicted_s, lane.asked = now, predicted.seconds, instance.asked
         launch = Launch(
             self._launches,
             instance.index,
@@ -232,10 +226,13 @@ class ServingLoop:
     def _coast(self, coaster: Coaster, launch: Launch, limit_s: float | None) -> None:
         """Repeats a decode step while nothing else can happen: what asking and launching anew would do, only faster.
 
-        It ends when a request has come or finished, when KV runs short, and before a step that would outlast
-        ``limit_s``; then the policy is asked as after any step.
+        That needs every other lane and instance idle with nothing changed, and the policy's ``again`` to be its last
+        word on this instance. It ends when a request has come or finished, when KV runs short, and before a step that
+        would outlast ``limit_s``; then the policy is asked as after any step.
         """
         instance, step, latency = self._instances[launch.instance], launch.step, self._latency
+        if self._flights or len(self._changed) > 1 or instance.asked != instance.lanes[step.lane].asked:
+            return
         cohort, ledger, clock, lane = instance.cohort, instance.ledger, self._clock, instance.lanes[step.lane]
         waiting, finished, number = len(instance.waiting), self._finished, self._tally.lane(step.lane)
         until_s = NEVER if limit_s is None else limit_s
@@ -335,7 +332,8 @@ class ServingLoop:
             instance.cohort.join(request, remaining)
 
     def _finish_transfer(self, instance: Instance, launch: Launch) -> None:
-        request = self._transferred(launch)
+        assert launch.step.transfer is not None
+        request = instance.arriving.pop(launch.step.transfer.index)
         source = self._instances[request.instance]
         source.ledger.give(request.blocks)
         self._changed[source.index] = None

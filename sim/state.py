@@ -214,9 +214,12 @@ class DecodeCohort:
 
 
 class Lane:
-    """A stream of steps on one instance, as a policy sees it and as the loop keeps it."""
+    """A stream of steps on one instance, as a policy sees it and as the loop keeps it.
 
-    __slots__ = ("batch", "busy", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
+    ``asked`` is the number of the policy's decision that launched its last step.
+    """
+
+    __slots__ = ("asked", "batch", "busy", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -227,3 +230,4 @@ class Lane:
         self.predicted_s = 0.0
         self.batch: tuple[Chunk, ...] = ()
         self.layers_done = 0
+        self.asked = 0

@@ -116,8 +116,12 @@ class Tally:
         end_s: float,
         instances: int,
         sms: int,
+        cut_off: list[Launch],
     ) -> RunResult:
-        """Everything in columns. Requests still decoding keep the tokens they have."""
+        """Everything in columns. Requests still decoding keep the tokens they have.
+
+        ``cut_off`` are steps still in flight: no rows, but they held their SMs until the end.
+        """
         for request in requests:
             if request.cohort is not None:
                 self.leaving(request)
@@ -131,7 +135,7 @@ class Tally:
             itl_count=counts,
             source_s=dict(self._source_s),
             end_s=end_s,
-            sm_seconds=sum(_sm_seconds(steps, index, sms) for index in range(instances)),
+            sm_seconds=sum(_sm_seconds(steps, cut_off, end_s, index, sms) for index in range(instances)),
             instances=instances,
             sms=sms,
             token_times={name: np.array(times) for name, times in (self._token_times or {}).items()},
@@ -145,14 +149,17 @@ class Tally:
         return StepLog(lane_names=tuple(self._lanes), **columns)
 
 
-def _sm_seconds(steps: StepLog, instance: int, sms: int) -> float:
+def _sm_seconds(steps: StepLog, cut_off: list[Launch], end_s: float, instance: int, sms: int) -> float:
     """SM-seconds that steps held on one instance. Shares that overlap for a while hold no more than there is."""
     here = steps.instance == instance
-    times = np.concatenate([steps.start_s[here], steps.end_s[here]])
-    changes = np.concatenate([steps.sms[here], -steps.sms[here]])
+    cut = [launch for launch in cut_off if launch.instance == instance]
+    starts = np.concatenate([steps.start_s[here], [launch.start_s for launch in cut]])
+    ends = np.concatenate([steps.end_s[here], [end_s] * len(cut)])
+    held = np.concatenate([steps.sms[here], np.array([launch.step.sms for launch in cut], dtype=np.int64)])
+    times = np.concatenate([starts, ends])
     order = np.argsort(times, kind="stable")
-    held = np.minimum(np.cumsum(changes[order]), sms)[:-1]
-    return float((held * np.diff(times[order])).sum())
+    in_use = np.minimum(np.cumsum(np.concatenate([held, -held])[order]), sms)[:-1]
+    return float((in_use * np.diff(times[order])).sum())
 
 
 def _distinct(odd_gaps_s: list[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:

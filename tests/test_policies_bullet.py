@@ -196,6 +196,59 @@ def test_a_step_that_outlasts_prefill_gets_more_sms():
     assert decide(alone)[DECODE][0] > 1
 
 
+def test_decode_lasts_no_longer_than_the_prefill_it_makes_room_for():
+    """B's 10 tokens wait behind A's last layer: 0.25 and 1 SM-second. A step of the SLO's 9 s would outlast them."""
+    request = Held(index=0, prompt_tokens=100)
+    lanes = {PREFILL: FakeLane(batch=(Chunk(request, 100),), layers_done=3), DECODE: FakeLane()}
+    slo = SLO(ttft_s=100, tpot_s=9.0)
+    short = FakeView(slo=slo, prefilling=held(request), decoding=decoding(), lanes=lanes, waiting=held(Held(index=1)))
+    short.memo = State(10, 10, 5)
+    # The queue takes 0.25 + 0.1 s on all SMs, so 3 SMs (0.33 s a step); a long one lets the step take its time.
+    assert decide(short)[DECODE] == (3, "decode")
+    long = FakeView(slo=slo, prefilling=held(request), decoding=decoding(), lanes=lanes)
+    long.waiting = held(Held(index=1, prompt_tokens=2000))
+    long.slack_s, long.memo = 100.0, State(10, 10, 5)
+    assert decide(long)[DECODE] == (1, "decode")
+
+
+def test_decode_hurries_while_somebody_waits_for_kv():
+    """Nothing is gained by slowing decode for a prefill that cannot start: five SMs draw all the bandwidth here."""
+    request = Held(index=0, prompt_tokens=2000)
+    lanes = {PREFILL: FakeLane(batch=(Chunk(request, 2000),), layers_done=1), DECODE: FakeLane()}
+    waiting = held(Held(index=1, prompt_tokens=2000))
+    view = FakeView(slo=SLO(ttft_s=1e3, tpot_s=1.0), prefilling=held(request), decoding=decoding(), lanes=lanes)
+    view.waiting, view.memo = waiting, State(5, 5, 5)
+    assert decide(view)[DECODE] == (1, "decode")
+    view.free_blocks = 10
+    assert decide(view)[DECODE] == (5, "decode")
+    lazy = Bullet(layers_per_step=1, pause_decode=False, hurry_for_kv=False)
+    assert decide(view, lazy)[DECODE] == (1, "decode")
+
+
+def test_an_unreachable_tpot_does_not_leave_prefill_a_granule():
+    """Decode gets no shorter beyond three SMs and never reaches 1 ms: prefill keeps the other seven."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Saturating(InverseModel):
+        def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
+            return InverseModel.estimate(self, work, min(sms, 3) if work.decode_requests else sms, beside, beside_sms)
+
+    latency = Saturating(model=TOY_MODEL, device=TOY_DEVICE, prefill_token_s=0.01, decode_step_s=0.1)
+    queue = held(Held(index=0, prompt_tokens=100, arrival_s=-50.0))
+    slo = SLO(ttft_s=1.2, tpot_s=0.001)
+    view = FakeView(slo=slo, waiting=queue, decoding=decoding(), slack_s=-1.0, latency=latency)
+    assert decide(view) == {DECODE: (3, "decode"), PREFILL: (7, [0])}
+
+
+def test_without_slos_nobody_overtakes_and_decode_never_pauses():
+    queue = held(Held(index=0, prompt_tokens=100), Held(index=1, prompt_tokens=1))
+    policy = Bullet(layers_per_step=1, batch_fill=0.01)
+    assert decide(FakeView(slo=SLO(tpot_s=1), waiting=queue), policy) == {PREFILL: (10, [0])}
+    assert decide(FakeView(slo=SLO(ttft_s=100, tpot_s=1), waiting=queue), policy) == {PREFILL: (10, [1])}
+    view = FakeView(slo=SLO(ttft_s=0.01), waiting=queue, decoding=decoding(), slack_s=float("inf"))
+    assert DECODE in decide(view, policy)
+
+
 def test_a_batch_in_progress_goes_on_before_anybody_else_starts():
     request = Held(index=0, prompt_tokens=100)
     lanes = {PREFILL: FakeLane(batch=(Chunk(request, 100),), layers_done=2), DECODE: FakeLane()}

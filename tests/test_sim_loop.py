@@ -8,29 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies import SLO, Bullet, ChunkedPrefill, Decision, Disaggregation, LeastLoaded, Policy, RoundRobin
 from policies.api import Chunk, Role, Step, View
 from profiler import roofline
-from sim import STATES, Completion, Launch, Limits, PolicyError, RunResult, ServingLoop, SimExecutor
-from tests.toys import serve, toy_latency, trace_of
+from sim import STATES, Limits, PolicyError, RunResult, ServingLoop, SimExecutor
+from tests.toys import PlainExecutor, serve, toy_latency, trace_of
 from traces.arrivals import ClosedLoop, OpenArrivals
-
-
-class PlainExecutor:
-    """The simulated executor without its short cut: it answers the three questions and nothing more."""
-
-    def __init__(self, inner: SimExecutor) -> None:
-        self._inner = inner
-
-    def now(self) -> float:
-        return self._inner.now()
-
-    def start(self, launch: Launch) -> None:
-        self._inner.start(launch)
-
-    def next(self, until_s: float | None) -> Completion | None:
-        return self._inner.next(until_s)
 
 
 def a100_run(policy: Policy, instances: int, *, plain: bool, blocks: int) -> RunResult:
@@ -61,15 +47,83 @@ def test_coasting_over_decode_steps_changes_nothing(policy: Policy, instances: i
     """Repeating a decode step without asking is the same, to the bit, as asking and launching each time."""
     fast = a100_run(policy, instances, plain=False, blocks=blocks)
     plain = a100_run(policy, instances, plain=True, blocks=blocks)
+    assert_same(fast, plain)
+
+
+def assert_same(ours: RunResult, theirs: RunResult) -> None:
+    """Equal to the bit, in every column."""
     for part in ("records", "steps"):
-        ours, theirs = getattr(fast, part), getattr(plain, part)
-        for column in dataclasses.fields(ours):
-            a, b = getattr(ours, column.name), getattr(theirs, column.name)
-            assert a.tobytes() == b.tobytes() if isinstance(a, np.ndarray) else a == b, column.name
-    assert fast.itl_s.tobytes() == plain.itl_s.tobytes()
-    assert fast.itl_count.tolist() == plain.itl_count.tolist()
-    assert fast.source_s == plain.source_s
-    assert all(fast.token_times[name].tolist() == plain.token_times[name].tolist() for name in fast.token_times)
+        a, b = getattr(ours, part), getattr(theirs, part)
+        for column in dataclasses.fields(a):
+            left, right = getattr(a, column.name), getattr(b, column.name)
+            same = left.tobytes() == right.tobytes() if isinstance(left, np.ndarray) else left == right
+            assert same, column.name
+    assert ours.itl_s.tobytes() == theirs.itl_s.tobytes()
+    assert ours.itl_count.tolist() == theirs.itl_count.tolist()
+    assert ours.source_s == theirs.source_s
+    assert all(ours.token_times[name].tolist() == theirs.token_times[name].tolist() for name in ours.token_times)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 60).map(lambda t: t / 20), st.integers(1, 40), st.integers(1, 25)),
+        min_size=1,
+        max_size=10,
+    ).map(sorted),
+    policy=st.sampled_from(
+        [
+            (ChunkedPrefill(budget_tokens=20), 1),
+            (ChunkedPrefill(), 2),
+            (Bullet(layers_per_step=2), 1),
+            (Bullet(queue_horizon=2, percentile=0.1), 1),
+            (Bullet(), 2),
+            (Disaggregation(), 2),
+            (Disaggregation(decode_instances=2), 3),
+        ]
+    ),
+    slo=st.sampled_from([SLO(), SLO(ttft_s=0.3), SLO(ttft_s=0.5, tpot_s=0.15)]),
+    blocks=st.integers(9, 60),
+    users=st.sampled_from([0, 1, 3]),
+    until_s=st.sampled_from([None, 1.75]),
+)
+def test_coasting_changes_nothing_whatever_happens_meanwhile(rows, policy, slo, blocks, users, until_s):
+    """Times on a grid make completions and arrivals of several instances fall on one instant."""
+
+    def run(plain: bool) -> RunResult:
+        source = ClosedLoop(trace_of(rows), users=users, think_s=0.2, seed=1) if users else None
+        return serve(
+            policy[0],
+            rows,
+            arrivals=source,
+            latency=toy_latency(prefill_token_s=0.005, shared_slowdown=2.0, transfer_token_s=0.005),
+            instances=policy[1],
+            slo=slo,
+            blocks=blocks,
+            block_tokens=7,
+            until_s=until_s,
+            plain=plain,
+        )
+
+    assert_same(run(plain=False), run(plain=True))
+
+
+def test_coasting_leaves_no_other_instance_behind():
+    """Both decode steps end at one instant, again and again: neither instance may wait for the other's answer."""
+    result = serve(ChunkedPrefill(), [(0.0, 10, 5), (0.0, 10, 8)], instances=2)
+    assert result.token_times["0"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_coasting_does_not_outlast_the_policys_word():
+    """Requests that came during a decode step, seen by the other lane's decision, end what "again" promised."""
+    rows = [(0, 17, 29), (0.0583, 28, 1), (0.1083, 53, 8), (0.1083, 15, 34), (0.1083, 20, 1), (0.1218, 21, 1)]
+    latency = toy_latency(prefill_token_s=0.003, shared_slowdown=2.0)
+    policy = Bullet(queue_horizon=2, percentile=0.1)
+    runs = [
+        serve(policy, rows, latency=latency, slo=SLO(ttft_s=0.3), blocks=9, block_tokens=7, plain=plain)
+        for plain in (False, True)
+    ]
+    assert_same(*runs)
 
 
 def test_two_runs_in_one_process_do_not_disturb_each_other():
@@ -252,6 +306,19 @@ def test_routers():
     # The first is on its 100 tokens until 1.0; the other has fewer left each time.
     loads = serve(ChunkedPrefill(), rows, instances=2)
     assert loads.records.instance.tolist() == [0, 1, 1, 1]
+
+
+def test_a_step_in_flight_at_the_end_held_its_sms():
+    """A prefill of 10 s cut at 5 s held all ten SMs for 5 s."""
+    assert serve(ChunkedPrefill(), [(0.0, 1000, 1)], until_s=5.0).sm_seconds == pytest.approx(50.0)
+
+
+def test_requests_on_the_link_count_as_residents_of_where_they_go():
+    """1P2D: the second request leaves while the first is on its way to instance 1, and goes to instance 2."""
+    rows = [(0.0, 10, 50), (0.15, 10, 50)]
+    policy = Disaggregation(decode_instances=2)
+    result = serve(policy, rows, instances=3, latency=toy_latency(transfer_token_s=0.05))
+    assert result.records.instance.tolist() == [1, 2]
 
 
 def test_a_preempted_answer_at_a_decode_instance_is_prefilled_again():

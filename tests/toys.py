@@ -11,7 +11,7 @@ from policies import SLO, Policy
 from profiler.constant import ConstantRateModel
 from profiler.latency import LatencyModel
 from profiler.specs import DeviceSpec, ModelSpec
-from sim import Limits, RunResult, ServingLoop, SimExecutor
+from sim import Completion, Launch, Limits, RunResult, ServingLoop, SimExecutor
 from traces.arrivals import ArrivalSource, OpenArrivals
 from traces.request import Provenance, Trace
 
@@ -73,6 +73,22 @@ def trace_of(rows: Sequence[tuple[float, int, int]]) -> Trace:
     )
 
 
+class PlainExecutor:
+    """The simulated executor without its short cut: it answers the three questions and nothing more."""
+
+    def __init__(self, inner: SimExecutor) -> None:
+        self._inner = inner
+
+    def now(self) -> float:
+        return self._inner.now()
+
+    def start(self, launch: Launch) -> None:
+        self._inner.start(launch)
+
+    def next(self, until_s: float | None) -> Completion | None:
+        return self._inner.next(until_s)
+
+
 def serve(
     policy: Policy,
     rows: Sequence[tuple[float, int, int]] | None = None,
@@ -86,14 +102,19 @@ def serve(
     queue_limit: int | None = None,
     until_s: float | None = None,
     check: bool = True,
+    plain: bool = False,
 ) -> RunResult:
-    """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step."""
+    """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step.
+
+    ``plain`` takes away the executor's short cut over decode steps.
+    """
     latency = latency or toy_latency()
+    executor = SimExecutor(latency=latency)
     return ServingLoop(
         policy=policy,
         arrivals=arrivals or OpenArrivals(trace_of(rows or ())),
         latency=latency,
-        executor=SimExecutor(latency=latency),
+        executor=PlainExecutor(executor) if plain else executor,
         instances=instances,
         slo=slo or SLO(),
         limits=Limits(
