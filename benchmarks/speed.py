@@ -6,11 +6,11 @@ Serves azure-llm-2023/AzureLLMInferenceTrace_conv.csv in FOLDER (default: shared
 where absent), as recorded, under three policies; see benchmarks/whole_traces.py for the settings. Timed is the serving
 loop, from the first arrival to the columns of its result: not reading the trace, not metrics or files.
 
-Machines differ, and neighbours on one slow it down. So a loop in plain Python is timed just before and after each run:
-one iteration puts an event on a heap of 64 and takes the earliest off, counts it in a dictionary, and calls a method
-that adds to an attribute, which is what simulating is made of. "Loop iterations" are a run's CPU time over that of one
-iteration: to be compared between machines, while requests/s are for this one. Requests/s are by wall time, and best is
-what the machine can do when its neighbours let it.
+Machines differ, and neighbours on one slow it down. So a loop in plain Python is timed in bursts all along each run,
+which do not count as part of it: one iteration puts an event on a heap of 64 and takes the earliest off, counts it in a
+dictionary, and calls a method that adds to an attribute, which is what simulating is made of. "Loop iterations" are a
+run's CPU time over that of one iteration: to be compared between machines, while requests/s are for this one.
+Requests/s are by wall time, and best is what the machine can do when its neighbours let it.
 
 Commands are timed from start to exit, in processes of their own, and the least that any Python takes beside them.
 """
@@ -42,7 +42,7 @@ from sim.scenarios import DEVICE, MODEL  # noqa: E402
 from sim.simulate import prepare  # noqa: E402
 
 TRACE = "conversation"
-REFERENCE_ITERATIONS = 500_000
+BURST_ITERATIONS = 20_000
 COMMAND_RUNS = 5
 
 REQUIRED_PER_S = {"chunked": 5000.0, "bullet": 1000.0}
@@ -88,31 +88,46 @@ class _Counter:
         self.total += amount
 
 
-def reference_s() -> float:
-    """CPU seconds of one iteration of the reference loop."""
-    heap = [(float(i), i) for i in range(64)]
-    counts: dict[int, int] = {}
-    counter = _Counter()
-    at_s = 64.0
-    start = time.process_time()
-    for i in range(REFERENCE_ITERATIONS):
-        at_s, key = heappushpop(heap, (at_s + 1.5, i & 63))
-        counts[key] = counts.get(key, 0) + 1
-        counter.add(at_s)
-    return (time.process_time() - start) / REFERENCE_ITERATIONS
+class Reference:
+    """The reference loop; ``wall_s`` and ``cpu_s`` are what its bursts have taken so far."""
+
+    def __init__(self) -> None:
+        self.wall_s = self.cpu_s = 0.0
+        self._bursts = 0
+
+    def burst(self, finished: int = 0, now_s: float = 0.0) -> None:
+        """Runs it for some milliseconds. A run may call this to report its progress, which does not matter here."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        heap = [(float(i), i) for i in range(64)]
+        counts: dict[int, int] = {}
+        counter = _Counter()
+        at_s = 64.0
+        for i in range(BURST_ITERATIONS):
+            at_s, key = heappushpop(heap, (at_s + 1.5, i & 63))
+            counts[key] = counts.get(key, 0) + 1
+            counter.add(at_s)
+        self.cpu_s += time.process_time() - cpu
+        self.wall_s += time.perf_counter() - wall
+        self._bursts += 1
+
+    @property
+    def iteration_s(self) -> float:
+        """CPU seconds of one iteration."""
+        return self.cpu_s / (self._bursts * BURST_ITERATIONS)
 
 
 def speed(config: RunConfig, repeats: int) -> Speed:
     """Runs ``config`` so many times, each with everything built anew."""
     walls, cpus, references = [], [], []
     for _ in range(repeats):
-        prepared = prepare(config)
-        before_s = reference_s()
+        prepared, reference = prepare(config), Reference()
         wall, cpu = time.perf_counter(), time.process_time()
-        result = prepared.run()
-        cpus.append(time.process_time() - cpu)
-        walls.append(time.perf_counter() - wall)
-        references.append((before_s + reference_s()) / 2)
+        # A run of few requests reports no progress.
+        reference.burst()
+        result = prepared.run(progress=reference.burst)
+        cpus.append(time.process_time() - cpu - reference.cpu_s)
+        walls.append(time.perf_counter() - wall - reference.wall_s)
+        references.append(reference.iteration_s)
     return Speed(
         policy=config.policy.name,
         requests=len(result.records),

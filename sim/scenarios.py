@@ -37,7 +37,8 @@ POLICIES = (
 class Grid:
     """Rates per GPU in requests/s, around the policies' knees, and how many requests each run serves.
 
-    Above its knee a queue grows for as long as requests come, so a short run puts the knee too high.
+    Above its knee a queue grows for as long as requests come, so a short run puts the knee too high: arrivals last a
+    minute or more at the knees, several times the longest time that an answer takes at its TPOT limit.
     """
 
     rates_per_gpu: tuple[float, ...]
@@ -45,8 +46,8 @@ class Grid:
 
 
 FULL = {
-    "sharegpt": Grid(rates_per_gpu=(8, 16, 20, 24, 28, 30, 32, 34, 36, 40), requests=2000),
-    "code": Grid(rates_per_gpu=(1, 2, 3, 4, 5, 6, 7, 8, 9), requests=1000),
+    "sharegpt": Grid(rates_per_gpu=(8, 16, 20, 22, 25, 28, 31, 34), requests=3500),
+    "code": Grid(rates_per_gpu=(1, 2, 3, 4, 5, 6, 7, 8), requests=1200),
 }
 QUICK = {
     "sharegpt": Grid(rates_per_gpu=(16, 24, 30), requests=200),

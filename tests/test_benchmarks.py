@@ -103,7 +103,7 @@ def test_absent_traces_are_skipped_with_a_line(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_speed_as_json(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speed, "REFERENCE_ITERATIONS", 1000)
+    monkeypatch.setattr(speed, "BURST_ITERATIONS", 1000)
     monkeypatch.setattr(speed, "commands", lambda: {"bulletsim --help": [0.1, 0.2, 0.4]})
     assert speed.main([str(folder), "--repeats", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
