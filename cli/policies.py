@@ -11,6 +11,9 @@ def policies(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """List the policies and their settings."""
+    from json import dumps
+    from textwrap import fill as wrapped
+
     from cli.output import print_json
     from policies import POLICIES
 
@@ -19,9 +22,9 @@ def policies(
         print_json({"policies": listed})
         return
     for entry in listed:
-        print(f"{entry['name']}: {entry['about']}")
+        print(wrapped(f"{entry['name']}: {entry['about']}"))
         for setting, default in entry["settings"].items():
-            print(f"    --set {setting}={'' if default is None else default}")
+            print(f"    --set {setting}={default if isinstance(default, str) else dumps(default)}")
 
 
 def _entry(name: str, cls: type[Any]) -> dict[str, Any]:

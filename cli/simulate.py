@@ -200,7 +200,7 @@ def summary_table(config: RunConfig, metrics: Metrics) -> str:
             "",
             table(["latency", "mean", "P50", "P90", "P95", "P99"], latencies),
             "",
-            table(["whole run", "value"], rates),
+            table(["run", "value"], rates),
             "",
             f"simulated time rests on: {sources or 'nothing'}",
         ]

@@ -2,8 +2,8 @@
 
 A policy is a value: settings in a frozen dataclass and one method, ``decide(view)``. It reads no clock, file or
 random source and keeps nothing between calls but the memo it hands back. It is asked about one instance at a
-time, whenever that instance has an idle lane and something has changed. A request's true output length is not
-reachable from anything declared here.
+time, whenever that instance has an idle lane and something has changed. How long an answer will truly be, no view
+tells, but for the :class:`TrueView` of a policy that declares its need.
 """
 
 from __future__ import annotations

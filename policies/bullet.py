@@ -238,7 +238,10 @@ class Bullet:
             free -= blocks_for(request.prefill_tokens, view.block_tokens)
             chunks.append(Chunk(request, request.prefill_tokens))
         taken = len(chunks)
-        follows = taken < len(order) and self._fits(view, order[taken], free, places - taken)
+        if taken < len(order):
+            follows = self._fits(view, order[taken], free, places - taken)
+        else:
+            follows = taken < len(view.waiting)
         ahead = list(zip(order, ends_s, strict=True))
         settled = tuple(outcome.ttft_ratio for outcome in view.outcomes)
         return tuple(chunks), follows, ends_s[-1], TtftForecast(self._pending(view, ahead), settled)

@@ -48,13 +48,17 @@ def _router(value: object) -> object:
 
 
 def _checked(policy: str, field: dataclasses.Field[Any], value: object) -> object:
-    """``value`` if it is of the field's kind; a whole number passes for a float, and None for an optional one."""
+    """``value`` if it is of the field's kind; a whole number passes for a float, and None for an optional one.
+
+    A field's type is its text where the policy's file postpones annotations, else the type itself.
+    """
     kinds: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
-    names = [part.strip() for part in str(field.type).split("|")]
+    takes = getattr(field.type, "__name__", str(field.type))
+    names = [part.strip() for part in takes.split("|")]
     known = [kind for part in names for kind in kinds.get(part, ())]
     fits = isinstance(value, tuple(known)) and (not isinstance(value, bool) or bool in known)
     if known and not fits and not (value is None and "None" in names):
-        raise ValueError(f"policy {policy}: setting {field.name} is {value!r}; it takes {field.type}")
+        raise ValueError(f"policy {policy}: setting {field.name} is {value!r}; it takes {takes}")
     return value
 
 

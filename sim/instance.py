@@ -140,7 +140,14 @@ class Instance:
             if step.prefill != lane.batch:
                 raise PolicyError("another batch was launched before the last layer of the one in progress")
             return tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in step.prefill)
-        return tuple(self._claim_chunk(chunk, now_s) for chunk in step.prefill)
+        taken = {chunk.request.index for other in self.lanes.values() for chunk in other.batch}
+        shapes = []
+        for chunk in step.prefill:
+            if chunk.request.index in taken:
+                raise PolicyError(f"request {chunk.request.index} is in two chunks at once")
+            taken.add(chunk.request.index)
+            shapes.append(self._claim_chunk(chunk, now_s))
+        return tuple(shapes)
 
     def _claim_chunk(self, chunk: Chunk, now_s: float) -> tuple[int, int]:
         index = chunk.request.index

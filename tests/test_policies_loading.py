@@ -77,6 +77,8 @@ def test_a_policy_of_ones_own(tmp_path: Path):
     policy = load(f"{path}:Mine", {"bonus": 2.0, "budget_tokens": 64})
     assert policy.name == "mine"
     assert policy.bonus == 2.0  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="setting bonus is 'big'; it takes float"):
+        load(f"{path}:Mine", {"bonus": "big"})
     for missing in ("Other", "NoDataclass"):
         with pytest.raises(ValueError, match=f"has no dataclass '{missing}' with a method decide"):
             load(f"{path}:{missing}")

@@ -208,6 +208,14 @@ def test_a_step_without_kv_for_it_is_refused():
         )
 
 
+def test_a_request_in_two_chunks_is_refused():
+    def twice(view: View) -> Step:
+        return Step("main", 1, (Chunk(first_waiting(view), 5), Chunk(first_waiting(view), 5)))
+
+    with pytest.raises(PolicyError, match="request 0 is in two chunks at once"):
+        serve(Scripted(make=twice), [(0.0, 30, 1)])
+
+
 def test_a_policy_that_leaves_requests_is_told_so():
     with pytest.raises(PolicyError, match="1 requests \\(the first is 0\\) are left with nothing running"):
         serve(Idle(), [(0.0, 5, 1)])
