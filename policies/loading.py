@@ -21,6 +21,9 @@ POLICIES: dict[str, type[Any]] = {
     "disaggregation": Disaggregation,
 }
 
+CONTRACT = ("name", "needs_truth", "fewest_instances", "router", "roles", "lanes", "decide")
+"""What :class:`policies.api.Policy` asks for."""
+
 
 def load(name: str, settings: Mapping[str, object] | None = None) -> Policy:
     """The policy of this name, or ``path.py:Class`` of a user's own, with these settings.
@@ -37,7 +40,12 @@ def load(name: str, settings: Mapping[str, object] | None = None) -> Policy:
         if key not in fields:
             raise ValueError(f"policy {name} has no setting {key!r}; known: {', '.join(fields)}")
         values[key] = _router(value) if key == "router" else _checked(name, fields[key], value)
-    return cast(Policy, cls(**values))
+    try:
+        return cast(Policy, cls(**values))
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"policy {name} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _router(value: object) -> object:
@@ -76,9 +84,13 @@ def _from_file(spec: str) -> type[Any]:
     sys.modules[module_name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"policy file {path_text} cannot be loaded: {type(error).__name__}: {error}") from error
     cls = getattr(module, class_name, None)
-    if not dataclasses.is_dataclass(cls) or not callable(getattr(cls, "decide", None)):
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         raise ValueError(f"policy file {path_text} has no dataclass {class_name!r} with a method decide(view)")
-    return cast(type[Any], cls)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    missing = [name for name in CONTRACT if not hasattr(cls, name) and name not in fields]
+    if missing:
+        raise ValueError(f"policy file {path_text}: {class_name} lacks {', '.join(missing)}; see policies.api.Policy")
+    return cls

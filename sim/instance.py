@@ -85,14 +85,16 @@ class Instance:
 
     def idle_lane(self, step: Step) -> Lane:
         """The lane a step asks for."""
+        if not isinstance(step, Step):
+            raise PolicyError(f"a decision holds {step!r}; it holds Steps")
         lane = self.lanes.get(step.lane)
         if lane is None or lane.busy:
             raise PolicyError(f"lane {step.lane!r} is {'busy' if lane else 'unknown'}")
         on_link = step.lane == LINK
         if (step.transfer is not None) != on_link:
             raise PolicyError(f"transfers, and they alone, run on lane {LINK!r}")
-        if not on_link and not 1 <= step.sms <= self._device_sms:
-            raise PolicyError(f"a step on {step.sms} SMs; the device has {self._device_sms}")
+        if not on_link and not (isinstance(step.sms, int) and 1 <= step.sms <= self._device_sms):
+            raise PolicyError(f"a step on {step.sms!r} SMs; it takes a whole number, 1 to {self._device_sms}")
         return lane
 
     def begin(self, step: Step, lane: Lane, now_s: float) -> Work:
@@ -155,10 +157,9 @@ class Instance:
         if request is None:
             raise PolicyError(f"request {index} has no prompt to prefill on instance {self.index}")
         done = request.prefilled_tokens
-        if not 1 <= chunk.tokens <= request.prefill_tokens - done:
-            raise PolicyError(
-                f"a chunk of {chunk.tokens} tokens; request {index} has {request.prefill_tokens - done} left"
-            )
+        left = request.prefill_tokens - done
+        if not (isinstance(chunk.tokens, int) and 1 <= chunk.tokens <= left):
+            raise PolicyError(f"a chunk of {chunk.tokens!r} tokens; request {index} has {left} left")
         needed = self.ledger.blocks_for(done + chunk.tokens)
         self._take(needed - request.blocks, "a prefill chunk")
         request.blocks = needed

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from profiler.work import Work
+from sim.checked_policy import CheckedPolicy
 from sim.instance import Instance, PolicyError
 from sim.launch import Coaster, Completion, Executor, Launch
 from sim.ledger import BlockLedger
@@ -48,7 +49,7 @@ class ServingLoop:
         keep_token_times: bool = False,
         check_every_step: bool = False,
     ) -> None:
-        self._policy = policy
+        self._policy = CheckedPolicy(policy)
         self._arrivals = arrivals
         self._latency = latency
         self._slo = slo
@@ -64,7 +65,7 @@ class ServingLoop:
         self._flights: dict[int, Launch] = {}
         self._launches = 0
         self._finished = 0
-        self._instances = [self._build(index, role) for index, role in enumerate(policy.roles(instances))]
+        self._instances = [self._build(index, role) for index, role in enumerate(self._policy.roles(instances))]
         self._views = [self._view(instance) for instance in self._instances]
         self._front = [i for i in self._instances if i.role != "decode"]
         self._back = [i for i in self._instances if i.role == "decode"]
@@ -162,11 +163,8 @@ class ServingLoop:
     def _route(self, request: RequestState, among: list[Instance]) -> Instance:
         if len(among) == 1:
             return among[0]
-        chosen = self._policy.router.route(request, [instance.load() for instance in among])
-        for instance in among:
-            if instance.index == chosen:
-                return instance
-        raise PolicyError(f"the router sent request {request.request_id} to instance {chosen}, which was not offered")
+        chosen = self._policy.route(request, [instance.load() for instance in among])
+        return self._instances[chosen]
 
     def _decide(self) -> None:
         # A decision can change other instances (a pre-empted request goes back to a prefill instance).

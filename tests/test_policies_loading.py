@@ -23,6 +23,14 @@ class Mine(ChunkedPrefill):
 
 class NoDataclass:
     def decide(self, view): ...
+
+
+@dataclass(frozen=True)
+class Bare:
+    def decide(self, view): ...
+
+
+instance = Mine()
 """
 
 
@@ -79,9 +87,14 @@ def test_a_policy_of_ones_own(tmp_path: Path):
     assert policy.bonus == 2.0  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="setting bonus is 'big'; it takes float"):
         load(f"{path}:Mine", {"bonus": "big"})
-    for missing in ("Other", "NoDataclass"):
+    with pytest.raises(ValueError, match="Bare lacks name, needs_truth, fewest_instances, router, roles, lanes; see"):
+        load(f"{path}:Bare")
+    for missing in ("Other", "NoDataclass", "instance"):
         with pytest.raises(ValueError, match=f"has no dataclass '{missing}' with a method decide"):
             load(f"{path}:{missing}")
+    path.write_text("import sys; sys.exit(3)\n")
+    with pytest.raises(ValueError, match="cannot be loaded: SystemExit: 3"):
+        load(f"{path}:Mine")
     path.write_text("import nothing_of_the_kind\n")
     with pytest.raises(ValueError, match="cannot be loaded: ModuleNotFoundError"):
         load(f"{path}:Mine")

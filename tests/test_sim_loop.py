@@ -179,9 +179,15 @@ def first_waiting(view: View):
     ("make", "complaint"),
     [
         (lambda view: Step("other", 1, decode=True), "lane 'other' is unknown"),
-        (lambda view: Step("main", 11, (Chunk(first_waiting(view), 5),)), "a step on 11 SMs; the device has 10"),
+        (
+            lambda view: Step("main", 11, (Chunk(first_waiting(view), 5),)),
+            "a step on 11 SMs; it takes a whole number",
+        ),
         (lambda view: Step("main", 0, (Chunk(first_waiting(view), 5),)), "a step on 0 SMs"),
         (lambda view: Step("main", 1), "a step with nothing in it"),
+        (lambda view: Step("main", 5.5, (Chunk(first_waiting(view), 5),)), "a step on 5.5 SMs"),
+        (lambda view: Step("main", 5, (Chunk(first_waiting(view), 2.5),)), "a chunk of 2.5 tokens"),
+        (lambda view: 7, "a decision holds 7; it holds Steps"),
         (
             lambda view: Step("main", 1, (Chunk(first_waiting(view), 99),)),
             "a chunk of 99 tokens; request 0 has 30 left",
@@ -206,6 +212,50 @@ def test_a_step_without_kv_for_it_is_refused():
             blocks=2,
             block_tokens=32,
         )
+
+
+def boom(view: View) -> Step:
+    raise RuntimeError("boom")
+
+
+def leave(view: View) -> Step:
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (boom, "policy scripted: decide raised RuntimeError: boom (test_sim_loop.py line "),
+        (leave, "policy scripted: decide raised SystemExit: 0"),
+        (lambda view: view.waiting.clear(), "decide raised AttributeError"),
+    ],
+)
+def test_what_a_policy_raises_comes_back_as_its_error(make, complaint: str):
+    with pytest.raises(PolicyError) as caught:
+        serve(Scripted(make=make), [(0.0, 30, 2)])
+    assert complaint in str(caught.value)
+
+
+def test_answers_of_the_wrong_kind_are_refused():
+    """One word wrong at a time: the decision, its memo, roles, lanes, the router's choice."""
+
+    def refused(complaint: str, **methods: object) -> None:
+        bases = {"__slots__": (), **methods}
+        wrong = dataclass(frozen=True, kw_only=True)(type("Wrong", (ChunkedPrefill,), bases))
+        with pytest.raises(PolicyError, match=complaint):
+            serve(wrong(), [(0.0, 5, 1)])
+
+    refused("decide returned 3; it returns a Decision", decide=lambda self, view: 3)
+    refused("the memo is a list, which can change", decide=lambda self, view: Decision((), []))
+    refused("roles returned", roles=lambda self, n: ("foo",))
+    refused("roles returned", roles=lambda self, n: ("mixed",) * 3)
+    refused("no request can be served to its end", roles=lambda self, n: ("prefill",) * n)
+    refused("lanes returned", lanes=lambda self, role: ("main", "main"))
+    refused("lanes returned", lanes=lambda self, role: ("a", "b", "c"))
+    refused("roles raised TypeError", roles=lambda self: ())
+    nowhere = type("Nowhere", (), {"route": lambda self, request, loads: 9})()
+    with pytest.raises(PolicyError, match="the router chose instance 9 of 0, 1"):
+        serve(ChunkedPrefill(router=nowhere), [(0.0, 5, 1)], instances=2)
 
 
 def test_a_request_in_two_chunks_is_refused():

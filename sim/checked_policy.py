@@ -1,0 +1,81 @@
+"""A policy as the loop asks it: what it raises, and answers of the wrong kind, come back as errors that name it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar, get_args
+
+from policies.api import LINK, Decision, Load, Policy, RequestProgress, Role, View
+from sim.instance import PolicyError
+
+Answer = TypeVar("Answer")
+ROLES = get_args(Role)
+
+
+class CheckedPolicy:
+    """Asks a policy. Every method raises PolicyError where the policy raises or answers nonsense."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name = policy.name
+        self.needs_truth = policy.needs_truth
+
+    def roles(self, instances: int) -> tuple[Role, ...]:
+        """A role for each instance, at least one of which prefills."""
+        roles = self._ask("roles", lambda: self._policy.roles(instances))
+        if not isinstance(roles, tuple) or len(roles) != instances or not set(roles) <= set(ROLES):
+            raise PolicyError(
+                f"policy {self.name}: roles returned {roles!r}; it returns one of {', '.join(ROLES)} for each of "
+                f"{instances} instances"
+            )
+        if set(roles) == {"decode"} or ("prefill" in roles and "decode" not in roles):
+            raise PolicyError(f"policy {self.name}: with the roles {roles!r} no request can be served to its end")
+        return roles
+
+    def lanes(self, role: Role) -> tuple[str, ...]:
+        """Distinct lanes, one or two of which use SMs."""
+        lanes = self._ask("lanes", lambda: self._policy.lanes(role))
+        names = isinstance(lanes, tuple) and all(isinstance(lane, str) for lane in lanes)
+        if not names or len(set(lanes)) != len(lanes) or not 1 <= len([x for x in lanes if x != LINK]) <= 2:
+            raise PolicyError(
+                f"policy {self.name}: lanes returned {lanes!r}; it returns distinct names, one or two besides {LINK!r}"
+            )
+        return lanes
+
+    def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
+        """The number of one of the instances offered."""
+        chosen = self._ask("router", lambda: self._policy.router.route(request, loads))
+        if all(load.instance != chosen for load in loads):
+            offered = ", ".join(str(load.instance) for load in loads)
+            raise PolicyError(f"policy {self.name}: the router chose instance {chosen!r} of {offered}")
+        return chosen
+
+    def decide(self, view: View) -> Decision:
+        """A decision with a memo that cannot change behind the policy's back."""
+        try:
+            decision = self._policy.decide(view)
+        except (Exception, SystemExit) as error:
+            raise self._raised("decide", error) from error
+        if not isinstance(decision, Decision):
+            raise PolicyError(f"policy {self.name}: decide returned {decision!r}; it returns a Decision")
+        if type(decision.memo).__hash__ is None:
+            raise PolicyError(
+                f"policy {self.name}: the memo is a {type(decision.memo).__name__}, which can change; make it a tuple"
+            )
+        return decision
+
+    def _ask(self, what: str, question: Callable[[], Answer]) -> Answer:
+        try:
+            return question()
+        except ValueError:
+            # A policy's own word on its settings, such as how many instances they are for.
+            raise
+        except (Exception, SystemExit) as error:
+            raise self._raised(what, error) from error
+
+    def _raised(self, what: str, error: BaseException) -> PolicyError:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name} line {place.lineno}"
+        return PolicyError(f"policy {self.name}: {what} raised {type(error).__name__}: {error} ({where})")
