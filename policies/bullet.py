@@ -24,6 +24,7 @@ and the last 100 finished), how much of a long queue is forecast, when a batch m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -129,6 +130,8 @@ class Bullet:
     def decide(self, view: View) -> Decision:
         prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
         before = view.memo if isinstance(view.memo, State) else self._first_state(view)
+        if prefill.batch and not prefill.busy and (decode.busy or not view.decoding):
+            return Decision((self._next_group(view, prefill, decode, before),), before)
         if decode.busy:
             relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
         elif prefill.busy and not view.decoding:
@@ -143,6 +146,16 @@ class Bullet:
             again = not view.waiting
             return Decision((Step(DECODE, sms, (), None, True, relief.victims, None, again),), state)
         return self._share(view, plan, relief, before)
+
+    def _next_group(self, view: View, prefill: LaneView, decode: LaneView, before: State) -> Step:
+        """The next layers of the batch in progress, with nothing else to decide.
+
+        The share of a decode step in flight is settled until its end. What it leaves is prefill's; where that is less
+        than prefill's part (decode had the GPU to itself when it started), the two overlap for the rest of the step.
+        """
+        layers = min(self.layers_per_step, view.latency.model.layers - prefill.layers_done)
+        sms = max(before.prefill_sms, view.sms - decode.sms) if decode.busy else view.sms
+        return Step(PREFILL, sms, prefill.batch, layers)
 
     def _first_state(self, view: View) -> State:
         """All SMs for both; and how many draw nine tenths of the bandwidth: decode's share without a TPOT SLO."""
@@ -161,9 +174,8 @@ class Bullet:
             steps = () if prefill.busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
             return Decision(steps, before._replace(prefill_sms=view.sms))
         if decode.busy:
-            # Its share is settled until its step ends. What it leaves is prefill's; where it leaves less than prefill's
-            # part (it had the GPU to itself when it started), the two overlap for the rest of the step.
-            state = before if prefill.batch else self._split(view, plan, self._decode_clock(view, plan), before)
+            # As in a next group: what the step in flight leaves, or this phase's part.
+            state = self._split(view, plan, self._decode_clock(view, plan), before)
             sms = max(state.prefill_sms, view.sms - decode.sms)
             return Decision((Step(PREFILL, sms, plan.chunks, plan.layers),), state)
         decode_s = self._decode_clock(view, plan)
@@ -281,7 +293,9 @@ class Bullet:
         useful_s = decode_s(before.saturating_sms)
         hurried = plan.starved and self.hurry_for_kv
         limit_s = min(limit_s, useful_s if hurried else max(plan.drain_s, useful_s))
-        fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, before.decode_sms)
+        # Below saturation a step takes time in inverse proportion to its SMs.
+        guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
+        fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
         if fit is not None and before.past_tpot <= 1:
             return before._replace(prefill_sms=total - fit, decode_sms=fit)
 

@@ -25,27 +25,42 @@ def percentile(values: Iterable[float], share: float) -> float:
 def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], guess: int = 0) -> int | None:
     """The smallest of lowest, lowest + step, ... up to highest that is enough; None if none is.
 
-    ``enough`` must not turn false as its argument grows. ``guess`` is tried first: where little has changed since
-    the last search, two calls settle it.
+    ``enough`` must not turn false as its argument grows. The search strides away from ``guess``, twice as far each
+    time, and bisects the last stride: a good guess takes two calls.
     """
-    count = (highest - lowest) // step
-    if count < 0:
+    count = (highest - lowest) // step + 1
+    if count <= 0:
         return None
-    low, high = 0, count + 1
-    at = (guess - lowest) // step
-    for probe in (at, at - 1):
-        if low <= probe < high:
-            if enough(lowest + probe * step):
-                high = probe
-            else:
+
+    def fits(candidate: int) -> bool:
+        return enough(lowest + candidate * step)
+
+    # The answer lies in low ... high; high is known to fit, or is none.
+    low, high, stride = 0, count, 1
+    start = min(max(-(-(guess - lowest) // step), 0), count - 1)
+    if fits(start):
+        high = start
+        while low < high:
+            probe = max(high - stride, low)
+            if not fits(probe):
                 low = probe + 1
+                break
+            high, stride = probe, 2 * stride
+    else:
+        low = start + 1
+        while low < high:
+            probe = min(low + stride - 1, high - 1)
+            if fits(probe):
+                high = probe
+                break
+            low, stride = probe + 1, 2 * stride
     while low < high:
         middle = (low + high) // 2
-        if middle > count or enough(lowest + middle * step):
+        if fits(middle):
             high = middle
         else:
             low = middle + 1
-    return lowest + low * step if low <= count else None
+    return lowest + low * step if low < count else None
 
 
 class TtftForecast(NamedTuple):
