@@ -240,9 +240,11 @@ class Bullet:
         if relief.victims or not view.waiting:
             return (), False, 0.0, None
         queue = list(islice(view.waiting.values(), self.queue_horizon))
+        free, places = relief.free_blocks, self._places(view)
+        if not any(self._fits(view, request, free, places) for request in queue):
+            return (), False, 0.0, None
         sort = self.reorder and len(queue) > 1 and view.slo.limits_ttft
         order, ends_s, batch = (shortest_first if sort else forecast_queue)(view, queue, sms, self.batch_fill)
-        free, places = relief.free_blocks, self._places(view)
         chunks: list[Chunk] = []
         for request in order[:batch]:
             if not self._fits(view, request, free, places - len(chunks)):
