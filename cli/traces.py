@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -137,6 +138,7 @@ def convert(
     limit: Limit = None,
     slice: Slice = None,
     scale: Scale = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
     """Write a trace in our own form, cut and given new arrivals.
@@ -146,6 +148,7 @@ def convert(
     from cli.output import print_json
     from traces import save
 
+    _check_target(source, target, force)
     trace = _opened(source, format, arrivals, seed, limit, slice, scale)
     save(trace, target)
     if json:
@@ -153,6 +156,24 @@ def convert(
     else:
         print(f"{target}: {len(trace):,} requests")
         _print_provenance(trace)
+
+
+def _check_target(source: str, target: Path, force: bool) -> None:
+    """ValueError where writing ``target`` would lose a file, before anything is read."""
+    from traces.opening import WORKLOAD, path_of
+
+    if not target.exists():
+        return
+    if target.is_dir():
+        raise ValueError(f"{target}: a folder; give the name of a file, .csv or .parquet")
+    if not source.startswith(WORKLOAD):
+        read = path_of(source)
+        # A ServeGen folder is read file by file.
+        inputs = [read] if read.is_file() else list(read.iterdir())
+        if any(file.exists() and target.samefile(file) for file in inputs):
+            raise ValueError(f"{target}: the trace that is read, which is never replaced; choose another name")
+    if not force:
+        raise ValueError(f"{target}: exists already; choose another name, or replace it with --force")
 
 
 def _opened(
@@ -216,7 +237,7 @@ def _print_info(trace: Trace, statistics: Statistics) -> None:
     else:
         print("\n" + table(("arrivals", ""), _arrival_rows(statistics.arrivals)))
     print()
-    for what, bars, extent in text_rows(trace, 40):
+    for what, bars, extent in text_rows(trace, 40, sys.stdout.encoding or "ascii"):
         print(f"{what:9}|{bars}| {extent}")
     _print_provenance(trace)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,46 @@ def test_convert_cuts_limits_and_gives_arrivals(azure: Path, tmp_path: Path) -> 
     ]
 
 
+def test_convert_replaces_only_when_told_and_never_its_input(tmp_path: Path) -> None:
+    source, target, link = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "link.csv"
+    run("convert", "workload:chat", source, "--limit", "3")
+    target.write_text("mine")
+    link.symlink_to(source)
+    before = source.read_bytes()
+    for trace in (source, "workload:chat"):
+        with pytest.raises(ValueError, match=r"b\.csv: exists already; .*--force"):
+            run("convert", trace, target)
+    assert target.read_text() == "mine"
+    run("convert", source, target, "--force")
+    assert len(traces.load(target)) == 3
+    for own in (source, tmp_path / "." / "a.csv", link):
+        with pytest.raises(ValueError, match="never replaced"):
+            run("convert", source, own, "--limit", "1", "--force")
+    assert source.read_bytes() == before
+    with pytest.raises(ValueError, match="a folder; give the name of a file"):
+        run("convert", source, tmp_path, "--force")
+
+
+def test_convert_does_not_replace_a_file_of_the_folder_that_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "chunk-0-trace.csv").write_text("0,1,1,Gamma,1,1\n")
+    (tmp_path / "chunk-0-dataset.json").write_text('{"0": {"input_tokens": "{3: 1}", "output_tokens": "{4: 1}"}}')
+    with pytest.raises(ValueError, match="never replaced"):
+        run("convert", tmp_path, tmp_path / "chunk-0-trace.csv", "--force")
+
+
+def test_info_on_a_stream_without_blocks(azure: Path) -> None:
+    code = f"import cli.main; raise SystemExit(cli.main.run(['traces', 'info', {str(azure)!r}]))"
+    for encoding, bar in (("ascii", "@"), ("latin-1", "@"), ("utf-8", "█")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            check=True,
+            cwd=Path(__file__).parents[1],
+            env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": encoding},
+        )
+        assert bar in done.stdout.decode(encoding)
+
+
 def test_converted_files_are_equal_byte_for_byte(tmp_path: Path) -> None:
     for name in ("a", "b"):
         run("convert", "workload:chat", tmp_path / f"{name}.csv", "--arrivals", "gamma:4,cv=2", "--seed", "3")
@@ -112,6 +153,8 @@ def test_servegen_folders_are_cut_before_they_are_generated(tmp_path: Path) -> N
         (("info", "workload:code", "--slice", "9:5"), "--slice 9:5 is empty"),
         (("info", "workload:code", "--scale", "2"), "--scale is for ServeGen folders"),
         (("info", "workload:code", "--limit", "0"), "0 requests"),
+        (("info", "workload:code", "--limit", "10000000000"), "ask for 100,000,000 at most"),
+        (("info", "workload:code", "--arrivals", "poisson:1e-12"), r"beyond 1e\+12 s; raise the rate"),
         (("convert", "workload:code", "t.txt"), r"saved as \.csv or \.parquet"),
         (("fetch", "nope"), "no public trace is called 'nope'"),
     ],

@@ -20,8 +20,8 @@ TOKENS = st.integers(1, 2**31 - 1)
 def any_trace(draw: st.DrawFn) -> Trace:
     requests = draw(st.integers(1, 8))
 
-    def column(of: st.SearchStrategy[object]) -> list[object]:
-        return draw(st.lists(of, min_size=requests, max_size=requests))
+    def column(of: st.SearchStrategy[object], unique: bool = False) -> list[object]:
+        return draw(st.lists(of, min_size=requests, max_size=requests, unique=unique))
 
     prompts = np.array(column(st.integers(1, 40)), np.int64)
     word = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), min_size=1, max_size=6)
@@ -31,7 +31,7 @@ def any_trace(draw: st.DrawFn) -> Trace:
         prompt_tokens=prompts,
         output_tokens=np.array(column(TOKENS), np.int64),
         arrival_s=np.sort(np.array(column(st.floats(0, 1e7)), float)) if draw(st.booleans()) else None,
-        request_ids=tuple(map(str, column(word))) if draw(st.booleans()) else None,
+        request_ids=tuple(map(str, column(word, unique=True))) if draw(st.booleans()) else None,
         session_ids=tuple(column(st.none() | word)) if draw(st.booleans()) else None,  # type: ignore[arg-type]
         block_hashes=blocks,
         block_tokens=None if blocks is None else 16,
@@ -60,6 +60,14 @@ def test_parquet_keeps_where_the_trace_came_from(tmp_path: Path) -> None:
     notes = traces.load(tmp_path / "t.parquet").provenance.notes
     assert notes[0] == "made from workload:code (workload)"
     assert notes[-1] == "arrivals: Poisson, 2 requests/s, seed 0"
+
+
+def test_requests_of_one_name_are_not_saved(tmp_path: Path) -> None:
+    """Reading them back would be refused."""
+    trace = traces.workload("code", 3).select(np.array([0, 1, 1]))
+    with pytest.raises(TraceError, match="requests 1 and 2 are both called '1'"):
+        traces.save(trace, tmp_path / "t.csv")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +145,7 @@ def test_statistics_that_do_not_exist_are_none() -> None:
 
 def test_bars_and_bins() -> None:
     assert bars(np.array([0, 1, 800])) == " ▁█"
+    assert bars(np.array([0, 1, 800]), "ascii") == bars(np.array([0, 1, 800]), "latin-1") == " .@"
     counts, edges = length_counts(np.array([1, 1, 10, 100]), 2)
     assert (counts.tolist(), edges.tolist()) == ([2, 2], pytest.approx([1, 10, 100]))
     assert length_counts(np.array([7, 7]), 3)[0].sum() == 2

@@ -61,6 +61,8 @@ def test_unknown_names_and_counts_are_refused() -> None:
         traces.workload("none", 10)
     with pytest.raises(TraceError, match="0 requests"):
         traces.workload("code", 0)
+    with pytest.raises(TraceError, match="10000000000 requests was asked for; ask for 100,000,000 at most"):
+        traces.workload("code", 10_000_000_000)
     with pytest.raises(TraceError, match="seed is -1"):
         traces.workload("code", 10, -1)
 

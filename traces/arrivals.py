@@ -17,7 +17,7 @@ import numpy as np
 
 from traces.chance import generator
 from traces.errors import TraceError
-from traces.request import FloatColumn, Request, Trace
+from traces.request import MAX_ARRIVAL_S, FloatColumn, Request, Trace
 
 _RATE = "requests per second, above 0"
 
@@ -164,6 +164,9 @@ def _arriving(trace: Trace, gaps: FloatColumn, note: str) -> Trace:
 
 
 def _placed(trace: Trace, arrivals: FloatColumn, note: str) -> Trace:
+    last_s = float(arrivals[-1])
+    if not last_s <= MAX_ARRIVAL_S:
+        raise TraceError(f"{note}: the last is at {last_s:g} s, beyond {MAX_ARRIVAL_S:g} s; raise the rate")
     return replace(trace, arrival_s=arrivals, provenance=trace.provenance.noting(note))
 
 
@@ -187,8 +190,10 @@ class OpenArrivals:
 
     def __init__(self, trace: Trace) -> None:
         arrivals = recorded(trace)
-        if not np.all(np.isfinite(arrivals)) or np.any(np.diff(arrivals) < 0) or np.any(arrivals < 0):
-            raise TraceError(f"{trace.name}: arrivals must be finite, 0 or later and in order; sort the trace first")
+        if not np.all((arrivals >= 0) & (arrivals <= MAX_ARRIVAL_S)) or np.any(np.diff(arrivals) < 0):
+            raise TraceError(
+                f"{trace.name}: arrivals must be 0 to {MAX_ARRIVAL_S:g} s and in order; sort the trace first"
+            )
         self._arrivals: list[float] = arrivals.tolist()
         self._requests = _Requests(trace)
         self._next = 0

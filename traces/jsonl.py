@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from traces.errors import TraceError
-from traces.table import MAX_TOKENS
+from traces.request import MAX_ARRIVAL_S
+from traces.table import BELOW, MAX_TOKENS, times_wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,14 @@ class Line:
         """A whole number in 0..MAX_TOKENS."""
         value = self._value(key)
         if type(value) not in (int, float) or not (0 <= value <= MAX_TOKENS and value == int(value)):
-            raise self.refusal(key, "a whole number of 0 or more")
+            raise self.refusal(key, f"a whole number of 0 or more, {BELOW}")
         return int(value)
 
-    def time(self, key: str) -> float:
-        """A finite number of 0 or more, in whatever unit the file has."""
+    def time(self, key: str, unit_s: float = 1.0) -> float:
+        """A number of 0 up to MAX_ARRIVAL_S, in the file's unit of ``unit_s`` seconds."""
         value = self._value(key)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise self.refusal(key, "a finite number of 0 or more")
+        if type(value) not in (int, float) or not 0 <= value <= MAX_ARRIVAL_S / unit_s:
+            raise self.refusal(key, times_wanted("a finite number", unit_s))
         return float(value)
 
     def integers(self, key: str) -> tuple[int, ...]:
@@ -67,15 +67,15 @@ def read_lines(path: Path, most: int | None = None) -> list[Line]:
                 if len(lines) == most:
                     break
                 if text.strip():
-                    lines.append(Line(file=path.name, number=number, values=_object(path.name, number, text)))
+                    lines.append(Line(file=str(path), number=number, values=_object(path, number, text)))
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path.name}: not a text file in UTF-8 ({error}); give a JSONL trace") from None
+        raise TraceError(f"{path}: not a text file in UTF-8 ({error}); give a JSONL trace") from None
     if not lines:
-        raise TraceError(f"{path.name}: the file is empty; give one JSON object a line")
+        raise TraceError(f"{path}: the file is empty; give one JSON object a line")
     return lines
 
 
-def _object(file: str, number: int, text: str) -> dict[str, Any]:
+def _object(file: Path, number: int, text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -3,7 +3,8 @@
 Rules, each noted in the trace's provenance when it did something:
 - rows whose prompt or output is 0 tokens are dropped (failed requests: there is nothing to serve);
 - rows out of order are sorted by arrival, ties kept in file order;
-- the first arrival becomes 0, except in our own files, which keep their origin.
+- the first arrival becomes 0, except in our own files, which keep their origin;
+- requests are numbered by row where a public file gives a name twice; our own files are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from traces.errors import TraceError
 from traces.formats import FORMATS, servegen
 from traces.formats.rows import ReadOptions, Rows
 from traces.jsonl import read_lines
-from traces.request import FloatColumn, Provenance, Trace
+from traces.request import FloatColumn, Provenance, Trace, repeated
 from traces.table import header_of
 
 _GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
@@ -37,11 +38,11 @@ def load(path: str | Path, format: str | None = None, *, options: ReadOptions | 
         raise TraceError(f"unknown trace format {format!r}; formats: {', '.join(FORMATS)}")
     name = format or detect(path)
     if path.is_dir() and name != "servegen":
-        raise TraceError(f"{path.name}: a folder, which format {name!r} cannot read; give a file")
+        raise TraceError(f"{path}: a folder, which format {name!r} cannot read; give a file")
     if format is not None and not path.is_dir():
         _readable(path, name)
     rows = FORMATS[name].read(path, options or ReadOptions())
-    return assemble(rows, Provenance(source=path.name, format=name, sha256=sha256(path)), path.stem)
+    return assemble(rows, Provenance(source=path.name, format=name, sha256=sha256(path)), path.stem, path)
 
 
 def detect(path: Path) -> str:
@@ -49,7 +50,7 @@ def detect(path: Path) -> str:
     if path.is_dir():
         if servegen.is_folder(path):
             return "servegen"
-        raise TraceError(f"{path.name}: a folder without chunk-*-trace.csv; give a file or a ServeGen folder")
+        raise TraceError(f"{path}: a folder without chunk-*-trace.csv; give a file or a ServeGen folder")
     start = _readable(path, None)
     if start.startswith(_PARQUET):
         return "parquet"
@@ -65,7 +66,7 @@ def detect(path: Path) -> str:
         shape = "columns"
     if found is None:
         raise TraceError(
-            f"{path.name}: line 1: no known format has the {shape} {', '.join(sorted(have))[:200]}; our own has "
+            f"{path}: line 1: no known format has the {shape} {', '.join(sorted(have))[:200]}; our own has "
             "request_id, arrival_s, prompt_tokens, output_tokens"
         )
     return found
@@ -76,27 +77,30 @@ def _readable(path: Path, format: str | None) -> bytes:
     with path.open("rb") as file:
         start = file.read(4096)
     if start.startswith(_GZIP):
-        raise TraceError(f"{path.name}: compressed; run gunzip on it first")
+        raise TraceError(f"{path}: compressed; run gunzip on it first")
     is_parquet = start.startswith(_PARQUET)
     if (format == "parquet") != is_parquet and format is not None:
-        raise TraceError(f"{path.name}: {'a' if is_parquet else 'no'} Parquet file; format {format!r} was named")
+        raise TraceError(f"{path}: {'a' if is_parquet else 'no'} Parquet file; format {format!r} was named")
     if b"\0" in start and not is_parquet:
-        raise TraceError(f"{path.name}: a binary file and no Parquet; give a CSV, JSONL or Parquet trace")
+        raise TraceError(f"{path}: a binary file and no Parquet; give a CSV, JSONL or Parquet trace")
     if not start.strip(_BLANK):
-        raise TraceError(f"{path.name}: the file is empty; give a trace with a header and rows")
+        raise TraceError(f"{path}: the file is empty; give a trace with a header and rows")
     return start
 
 
-def assemble(rows: Rows, provenance: Provenance, name: str) -> Trace:
-    """The rules above, applied."""
+def assemble(rows: Rows, provenance: Provenance, name: str, path: Path) -> Trace:
+    """The rules above, applied; ``path`` is what refusals name."""
     for note in rows.notes:
         provenance = provenance.noting(note)
+    ids = rows.request_ids
+    if ids is not None and repeated(ids):
+        ids, provenance = None, provenance.noting("requests numbered by row: the source gives a name twice")
     count = len(rows.prompt_tokens)
     kept = np.flatnonzero((rows.prompt_tokens > 0) & (rows.output_tokens > 0))
     if len(kept) < count:
         provenance = provenance.noting(f"{count - len(kept)} of {count} rows dropped: prompt or output of 0 tokens")
     if len(kept) == 0:
-        raise TraceError(f"{provenance.source}: no row has both prompt and output tokens; nothing to serve")
+        raise TraceError(f"{path}: no row has both prompt and output tokens; nothing to serve")
     arrivals = rows.arrival_s
     if arrivals is not None:
         order = kept[np.argsort(arrivals[kept], kind="stable")]
@@ -113,7 +117,7 @@ def assemble(rows: Rows, provenance: Provenance, name: str) -> Trace:
         prompt_tokens=rows.prompt_tokens[kept],
         output_tokens=rows.output_tokens[kept],
         arrival_s=arrivals,
-        request_ids=None if rows.request_ids is None else tuple(rows.request_ids[i] for i in chosen),
+        request_ids=None if ids is None else tuple(ids[i] for i in chosen),
         session_ids=None if rows.session_ids is None else tuple(rows.session_ids[i] for i in chosen),
         block_hashes=None if rows.block_hashes is None else tuple(rows.block_hashes[i] for i in chosen),
         block_tokens=rows.block_tokens,

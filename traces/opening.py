@@ -32,11 +32,12 @@ def open_trace(
     if spec.startswith(WORKLOAD):
         count = DEFAULT_REQUESTS if requests is None else requests
         return workload(spec.removeprefix(WORKLOAD), count, seed)
-    trace = load(_path(spec), format, options=options or ReadOptions(seed=seed))
+    trace = load(path_of(spec), format, options=options or ReadOptions(seed=seed))
     return trace if requests is None else first(trace, requests)
 
 
-def _path(spec: str) -> Path:
+def path_of(spec: str) -> Path:
+    """The file or folder that ``spec``, no workload, names; TraceError if there is none."""
     path = Path(spec)
     if path.exists():
         return path

@@ -13,14 +13,23 @@ from traces.statistics import summarise, window_counts
 
 ENDINGS = (".png", ".svg", ".pdf")
 _BARS = " ▁▂▃▄▅▆▇█"
+_ASCII_BARS = " .:-=+*#@"  # darker for higher
 _BLUE, _ORANGE = "#0072B2", "#D55E00"  # told apart by colour-blind readers and in grey
 
 
-def bars(counts: IntColumn) -> str:
-    """One character a count, its height in proportion to the highest; what is above 0 stays visible."""
+def bars(counts: IntColumn, encoding: str = "utf-8") -> str:
+    """One character a count, its height in proportion to the highest; what is above 0 stays visible.
+
+    An ``encoding`` that has no blocks gets ASCII characters that are darker instead of higher.
+    """
+    try:
+        _BARS.encode(encoding)
+        marks = _BARS
+    except UnicodeEncodeError:
+        marks = _ASCII_BARS
     top = max(int(counts.max()), 1)
-    steps = np.ceil(counts * (len(_BARS) - 1) / top).astype(int)
-    return "".join(_BARS[step] for step in steps.tolist())
+    steps = np.ceil(counts * (len(marks) - 1) / top).astype(int)
+    return "".join(marks[step] for step in steps.tolist())
 
 
 def length_counts(tokens: IntColumn, bins: int) -> tuple[IntColumn, FloatColumn]:
@@ -43,7 +52,7 @@ def draw(trace: Trace, path: Path) -> None:
     Equal traces give equal files.
     """
     if path.suffix not in ENDINGS:
-        raise TraceError(f"{path.name}: a picture is {', '.join(ENDINGS)}; choose one of these endings")
+        raise TraceError(f"{path}: a picture is {', '.join(ENDINGS)}; choose one of these endings")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -109,13 +118,14 @@ def _legend_above(panel: Any) -> None:
     panel.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2)
 
 
-def text_rows(trace: Trace, width: int) -> list[tuple[str, str, str]]:
+def text_rows(trace: Trace, width: int, encoding: str = "utf-8") -> list[tuple[str, str, str]]:
     """Pictures of ``width`` characters, each (what, bars, range): prompt and output tokens, and arrivals."""
     rows = []
     for what, tokens in (("prompt", trace.prompt_tokens), ("output", trace.output_tokens)):
         counts, edges = length_counts(tokens, width)
-        rows.append((what, bars(counts), f"{edges[0]:,.0f} to {edges[-1]:,.0f} tokens (log)"))
+        rows.append((what, bars(counts, encoding), f"{edges[0]:,.0f} to {edges[-1]:,.0f} tokens (log)"))
     arrivals = summarise(trace).arrivals
     if trace.arrival_s is not None and arrivals is not None and arrivals.span_s:
-        rows.append(("arrivals", bars(arrival_counts(trace.arrival_s, width)), f"{arrivals.span_s:,.0f} s"))
+        counts = arrival_counts(trace.arrival_s, width)
+        rows.append(("arrivals", bars(counts, encoding), f"{arrivals.span_s:,.0f} s"))
     return rows

@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 FloatColumn = NDArray[np.float64]
 IntColumn = NDArray[np.int64]
 
+MAX_ARRIVAL_S = 1e12
+"""Some 30,000 years: a later arrival is a slip of units or a broken file, and floats of that size lose milliseconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -97,3 +100,11 @@ class Trace(Sequence[Request]):
             session_ids=None if self.session_ids is None else tuple(self.session_ids[i] for i in chosen),
             block_hashes=None if self.block_hashes is None else tuple(self.block_hashes[i] for i in chosen),
         )
+
+
+def repeated(ids: Sequence[str]) -> tuple[int, int] | None:
+    """The rows of the first name that is given twice; None if each is given once."""
+    if len(set(ids)) == len(ids):
+        return None
+    seen: dict[str, int] = {}
+    return next((seen[name], row) for row, name in enumerate(ids) if seen.setdefault(name, row) != row)

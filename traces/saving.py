@@ -10,7 +10,7 @@ from tempfile import NamedTemporaryFile
 
 from traces.errors import TraceError
 from traces.formats.own import METADATA
-from traces.request import Trace
+from traces.request import Trace, repeated
 
 
 def save(trace: Trace, path: str | Path) -> None:
@@ -18,14 +18,18 @@ def save(trace: Trace, path: str | Path) -> None:
 
     The file appears under its name only when it is whole, and replaces one that is there. Equal traces
     give equal bytes.
-    Raises TraceError for another ending, OSError where nothing can be written.
+    Raises TraceError for another ending or a name that two requests have, OSError where nothing can be written.
     """
     path = Path(path)
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
     if path.suffix not in writers:
-        raise TraceError(f"{path.name}: a trace is saved as .csv or .parquet; choose one of these endings")
+        raise TraceError(f"{path}: a trace is saved as .csv or .parquet; choose one of these endings")
     if not path.parent.is_dir():
-        raise TraceError(f"{path.parent}: no such folder to save {path.name} in; make it first")
+        raise TraceError(f"{path.parent}: no such folder to save {path} in; make it first")
+    twice = repeated(trace.request_ids or ())
+    if twice is not None:
+        name = _ids(trace)[twice[0]]
+        raise TraceError(f"{trace.name}: requests {twice[0]} and {twice[1]} are both called {name!r}; rename one")
     with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         temporary = Path(file.name)
     try:

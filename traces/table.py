@@ -11,16 +11,23 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from traces.errors import TraceError
-from traces.request import FloatColumn, IntColumn
+from traces.request import MAX_ARRIVAL_S, FloatColumn, IntColumn
 
 MAX_TOKENS = 2**31 - 1
 """A larger count is a broken file, not a prompt."""
+BELOW = "below 2^31"
+
+
+def times_wanted(what: str, unit_s: float) -> str:
+    """What a refusal says of a time counted in units of ``unit_s`` seconds."""
+    return f"{what} of 0 or more, at most {MAX_ARRIVAL_S / unit_s:g}"
 
 
 def header_of(path: Path) -> list[str]:
@@ -29,13 +36,13 @@ def header_of(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             names = next((row for row in csv.reader(lines) if row), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path.name}: not a text file in UTF-8 ({error}); give a CSV or JSONL trace") from None
+        raise TraceError(f"{path}: not a text file in UTF-8 ({error}); give a CSV or JSONL trace") from None
     names = [name.strip() for name in names]
     if not names:
-        raise TraceError(f"{path.name}: the file is empty; give a trace with a header and rows")
+        raise TraceError(f"{path}: the file is empty; give a trace with a header and rows")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise TraceError(f"{path.name}: line 1: column {twice[0]!r} appears twice; rename or remove one")
+        raise TraceError(f"{path}: line 1: column {twice[0]!r} appears twice; rename or remove one")
     return names
 
 
@@ -62,15 +69,16 @@ class Table:
         """Token counts, shape (rows,): whole numbers in 0..MAX_TOKENS, also written as "7564.0"."""
         counts = _counts(self.columns[name])
         if counts is None:
-            raise self._refuse(name, "whole numbers of 0 or more", _counts)
+            raise self._refuse(name, f"whole numbers of 0 or more, {BELOW}", _counts)
         return counts
 
-    def numbers(self, name: str) -> FloatColumn:
-        """Finite numbers of 0 or more, shape (rows,): times in whatever unit the column has."""
-        numbers = _times(self.columns[name])
-        if numbers is None:
-            raise self._refuse(name, "finite numbers of 0 or more", _times)
-        return numbers
+    def times(self, name: str, unit_s: float = 1.0) -> FloatColumn:
+        """Numbers of 0 up to MAX_ARRIVAL_S, shape (rows,), in the column's unit of ``unit_s`` seconds."""
+        convert = partial(_numbers_to, MAX_ARRIVAL_S / unit_s)
+        times = convert(self.columns[name])
+        if times is None:
+            raise self._refuse(name, times_wanted("finite numbers", unit_s), convert)
+        return times
 
     def epoch_ns(self, name: str) -> tuple[IntColumn, bool]:
         """ISO 8601 stamps as nanoseconds since 1970, shape (rows,), and whether only some of them had a zone.
@@ -95,7 +103,7 @@ class Table:
         """The error for one value: file, line, column, value, what is wanted and what to do."""
         value = self.columns[name][row].as_py()
         return TraceError(
-            f"{self.path.name}: {self.place(row)}: {name} is {value!r}; wanted: {wanted}; correct or remove the row"
+            f"{self.path}: {self.place(row)}: {name} is {value!r}; wanted: {wanted}; correct or remove the row"
         )
 
     def place(self, row: int) -> str:
@@ -108,12 +116,12 @@ def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
     missing = [name for name in needed if name not in names]
     if missing:
         raise TraceError(
-            f"{path.name}: line 1: format {format_name!r} needs column {missing[0]!r}; the file has "
+            f"{path}: line 1: format {format_name!r} needs column {missing[0]!r}; the file has "
             f"{', '.join(names)[:200]}; name the right format or leave it to be detected"
         )
     table = _parse(path, names)
     if table.num_rows == 0:
-        raise TraceError(f"{path.name}: a header and no rows; give a trace with at least one request")
+        raise TraceError(f"{path}: a header and no rows; give a trace with at least one request")
     columns = dict(zip(names, table.columns, strict=True))
     return Table(path=path, rows=table.num_rows, columns=columns)
 
@@ -142,10 +150,10 @@ def _parse(path: Path, names: list[str]) -> Any:
         if uneven:
             line = _line_of(path, uneven[0].number - 2)
             raise TraceError(
-                f"{path.name}: line {line}: {uneven[0].actual_columns} values for {len(names)} columns; "
+                f"{path}: line {line}: {uneven[0].actual_columns} values for {len(names)} columns; "
                 "correct or remove the row"
             ) from None
-        raise TraceError(f"{path.name}: not a CSV table: {str(error).splitlines()[0]}; check the file") from None
+        raise TraceError(f"{path}: not a CSV table: {str(error).splitlines()[0]}; check the file") from None
 
 
 def _line_of(path: Path, row: int) -> int:
@@ -167,15 +175,15 @@ def _counts(column: Any) -> IntColumn | None:
     try:
         counts: IntColumn = _numbers(column.cast(pa.int64()), np.int64)
     except pa.ArrowInvalid:
-        numbers = _times(column)
-        if numbers is None or not bool(np.all((numbers <= MAX_TOKENS) & (numbers == np.floor(numbers)))):
+        numbers = _numbers_to(MAX_TOKENS, column)
+        if numbers is None or not bool(np.all(numbers == np.floor(numbers))):
             return None
         return numbers.astype(np.int64)
     return counts if bool(np.all((counts >= 0) & (counts <= MAX_TOKENS))) else None
 
 
-def _times(column: Any) -> FloatColumn | None:
-    """Finite numbers of 0 or more, or None if one is not."""
+def _numbers_to(most: float, column: Any) -> FloatColumn | None:
+    """Numbers of 0 up to ``most``, or None if one is not."""
     import pyarrow as pa
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 
@@ -183,7 +191,7 @@ def _times(column: Any) -> FloatColumn | None:
         numbers: FloatColumn = _numbers(pc.utf8_trim_whitespace(column).cast(pa.float64()), np.float64)
     except pa.ArrowInvalid:
         return None
-    return numbers if bool(np.all((numbers >= 0) & np.isfinite(numbers))) else None
+    return numbers if bool(np.all((numbers >= 0) & (numbers <= most))) else None
 
 
 def _stamps(column: Any) -> tuple[IntColumn, bool] | None:

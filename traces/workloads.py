@@ -28,6 +28,8 @@ from traces.request import FloatColumn, IntColumn, Provenance, Trace
 
 FITTED = Path(__file__).with_name("workloads.json")
 """The fitted numbers."""
+MOST_REQUESTS = 100_000_000
+"""More take tens of GB to draw; a longer test repeats a shorter one with other seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +79,17 @@ def workloads() -> dict[str, Workload]:
 def workload(name: str, requests: int, seed: int = 0) -> Trace:
     """``requests`` requests of a built-in workload: lengths alone, to be given arrivals.
 
-    Raises TraceError for an unknown name or a count below 1.
+    Raises TraceError for an unknown name or a count outside 1..MOST_REQUESTS.
     """
     known = workloads()
     if name not in known:
         raise TraceError(f"unknown workload {name!r}; built-in workloads: {', '.join(known)}")
     if requests < 1:
         raise TraceError(f"a workload of {requests} requests was asked for; ask for 1 or more")
+    if requests > MOST_REQUESTS:
+        raise TraceError(
+            f"a workload of {requests} requests was asked for; ask for {MOST_REQUESTS:,} at most, or several seeds"
+        )
     fitted = known[name]
     prompt, output = fitted.draw(requests, seed)
     provenance = Provenance(

@@ -15,5 +15,5 @@ def read(path: Path, options: ReadOptions) -> Rows:
     return Rows(
         prompt_tokens=table.tokens("ContextTokens"),
         output_tokens=table.tokens("GeneratedTokens"),
-        arrival_s=table.numbers("StartTimeOffset") / 1e9,
+        arrival_s=table.times("StartTimeOffset", unit_s=1e-9) / 1e9,
     )

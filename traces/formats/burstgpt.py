@@ -21,7 +21,7 @@ def read(path: Path, options: ReadOptions) -> Rows:
     return Rows(
         prompt_tokens=table.tokens("Request tokens"),
         output_tokens=table.tokens("Response tokens"),
-        arrival_s=table.numbers("Timestamp"),
+        arrival_s=table.times("Timestamp"),
         session_ids=sessions,
         notes=("arrivals have a resolution of 1 s",),
     )

@@ -21,7 +21,7 @@ def read_vidur(path: Path, options: ReadOptions) -> Rows:
     return Rows(
         prompt_tokens=table.tokens("num_prefill_tokens"),
         output_tokens=table.tokens("num_decode_tokens"),
-        arrival_s=table.numbers("arrived_at") if table.has("arrived_at") else None,
+        arrival_s=table.times("arrived_at") if table.has("arrived_at") else None,
     )
 
 

@@ -23,7 +23,7 @@ def read(path: Path, options: ReadOptions) -> Rows:
     return Rows(
         prompt_tokens=np.array([line.tokens("input_length") for line in lines], np.int64),
         output_tokens=np.array([line.tokens("output_length") for line in lines], np.int64),
-        arrival_s=np.array([line.time("timestamp") for line in lines]) / 1e3,
+        arrival_s=np.array([line.time("timestamp", unit_s=1e-3) for line in lines]) / 1e3,
         block_hashes=[_blocks(line) for line in lines] if hashed else None,
         block_tokens=BLOCK_TOKENS if hashed else None,
     )

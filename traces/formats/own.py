@@ -14,6 +14,7 @@ from typing import Any
 
 from traces.errors import TraceError
 from traces.formats.rows import ReadOptions, Rows
+from traces.request import repeated
 from traces.table import Table, read_table
 
 NEEDED = ("prompt_tokens", "output_tokens")
@@ -35,12 +36,12 @@ def read_parquet(path: Path, options: ReadOptions) -> Rows:
     missing = [name for name in NEEDED if name not in stored.column_names]
     if missing:
         raise TraceError(
-            f"{path.name}: no column {missing[0]!r}; the file has {', '.join(stored.column_names)[:200]}; "
+            f"{path}: no column {missing[0]!r}; the file has {', '.join(stored.column_names)[:200]}; "
             f"wanted: {', '.join(COLUMNS)}"
         )
     _check_names(path, stored.column_names)
     if stored.num_rows == 0:
-        raise TraceError(f"{path.name}: no rows; give a trace with at least one request")
+        raise TraceError(f"{path}: no rows; give a trace with at least one request")
     table = Table(path=path, rows=stored.num_rows, columns=_plain(path, stored), in_lines=False)
     blocks = None
     if "block_hashes" in stored.column_names:
@@ -63,7 +64,7 @@ def _stored(path: Path) -> tuple[Any, dict[str, Any]]:
             stored = stored.set_column(index, "block_hashes", hashes)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or ["damaged"])[0]
-        raise TraceError(f"{path.name}: not a sound Parquet file ({reason}); make it again") from None
+        raise TraceError(f"{path}: not a sound Parquet file ({reason}); make it again") from None
     return stored, about
 
 
@@ -72,7 +73,7 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
     unknown = [name for name in names if name not in COLUMNS]
     if unknown:
         raise TraceError(
-            f"{path.name}: unknown column {unknown[0]!r}; our own form has {', '.join(COLUMNS)}; rename or remove it"
+            f"{path}: unknown column {unknown[0]!r}; our own form has {', '.join(COLUMNS)}; rename or remove it"
         )
 
 
@@ -87,9 +88,9 @@ def _plain(path: Path, stored: Any) -> dict[str, Any]:
                 plain[name] = stored[name].cast(pa.string())
             except pa.ArrowException:
                 kind = stored[name].type
-                raise TraceError(f"{path.name}: column {name} is of type {kind}; wanted: numbers") from None
+                raise TraceError(f"{path}: column {name} is of type {kind}; wanted: numbers") from None
             if name != "session_id" and stored[name].null_count:
-                raise TraceError(f"{path.name}: column {name} has empty values; fill or remove those rows")
+                raise TraceError(f"{path}: column {name} has empty values; fill or remove those rows")
     return plain
 
 
@@ -100,14 +101,26 @@ def _rows(table: Table, blocks: list[tuple[int, ...]] | None, block_tokens: int,
     return Rows(
         prompt_tokens=prompts,
         output_tokens=table.tokens("output_tokens"),
-        arrival_s=table.numbers("arrival_s") if table.has("arrival_s") else None,
-        request_ids=table.texts("request_id") if table.has("request_id") else None,
+        arrival_s=table.times("arrival_s") if table.has("arrival_s") else None,
+        request_ids=_ids(table) if table.has("request_id") else None,
         session_ids=[text or None for text in table.texts("session_id")] if table.has("session_id") else None,
         block_hashes=blocks,
         block_tokens=None if blocks is None else block_tokens,
         rebased=False,
         notes=notes,
     )
+
+
+def _ids(table: Table) -> list[str]:
+    """The requests' names; two of one name could not be told apart in what a run writes."""
+    ids = table.texts("request_id")
+    first, again = repeated(ids) or (0, 0)
+    if again:
+        raise TraceError(
+            f"{table.path}: {table.place(again)}: request_id {ids[again]!r} is also that of {table.place(first)}; "
+            "give each request its own, or leave the column out"
+        )
+    return ids
 
 
 def _hashes(table: Table, row: int, text: str) -> tuple[int, ...]:
@@ -121,6 +134,6 @@ def _check_blocks(table: Table, blocks: list[tuple[int, ...]], block_tokens: int
     for row, (tokens, hashes) in enumerate(zip(table.tokens("prompt_tokens").tolist(), blocks, strict=True)):
         if hashes and len(hashes) != -(-tokens // block_tokens):
             raise TraceError(
-                f"{table.path.name}: {table.place(row)}: {len(hashes)} block hashes for {tokens} prompt tokens in "
+                f"{table.path}: {table.place(row)}: {len(hashes)} block hashes for {tokens} prompt tokens in "
                 f"blocks of {block_tokens}; give the size of the blocks (ReadOptions.block_tokens)"
             )

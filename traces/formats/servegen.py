@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import numpy as np
 from traces.chance import generator
 from traces.errors import TraceError
 from traces.formats.rows import ReadOptions, Rows
-from traces.request import FloatColumn, IntColumn
+from traces.request import MAX_ARRIVAL_S, FloatColumn, IntColumn
 
 MOST_REQUESTS = 5_000_000
 _PATTERNS = ("Gamma", "Weibull")
@@ -44,7 +45,7 @@ def is_folder(path: Path) -> bool:
 
 def read(path: Path, options: ReadOptions) -> Rows:
     if not path.is_dir() or not is_folder(path):
-        raise TraceError(f"{path.name}: no folder of chunk-*-trace.csv; give the folder of one ServeGen model")
+        raise TraceError(f"{path}: no folder of chunk-*-trace.csv; give the folder of one ServeGen model")
     if not (0 < options.scale < float("inf")):
         raise TraceError(f"scale is {options.scale}; give a factor on the rates, above 0")
     clients = {_number(file): _windows(file, options) for file in path.glob("chunk-*-trace.csv")}
@@ -54,12 +55,12 @@ def read(path: Path, options: ReadOptions) -> Rows:
     expected = sum(load[number] for number in described) * options.scale
     if expected > MOST_REQUESTS:
         raise TraceError(
-            f"{path.name}: this span has about {expected:.3g} requests, more than {MOST_REQUESTS}; read a slice "
+            f"{path}: this span has about {expected:.3g} requests, more than {MOST_REQUESTS}; read a slice "
             "of it (start_s, end_s) or scale it down"
         )
     drawn = [_client(path, number, clients[number], options) for number in described if load[number]]
     if not sum(len(columns[0]) for columns in drawn):
-        raise TraceError(f"{path.name}: no client has a request in this span; read a longer or another one")
+        raise TraceError(f"{path}: no client has a request in this span; read a longer or another one")
     arrivals, prompts, outputs = (np.concatenate(column) for column in zip(*drawn, strict=True))
     order = np.argsort(arrivals, kind="stable")
     return Rows(arrival_s=arrivals[order], prompt_tokens=prompts[order], output_tokens=outputs[order], notes=notes)
@@ -92,7 +93,7 @@ def _windows(file: Path, options: ReadOptions) -> list[_Window]:
     end_s = float("inf") if options.end_s is None else options.end_s
     with file.open(encoding="utf-8", newline="") as lines:
         rows = [(number, row) for number, row in enumerate(csv.reader(lines), start=1) if row]
-    starts = [_float(file, number, row, 0) for number, row in rows]
+    starts = [_float(file, number, row, 0, MAX_ARRIVAL_S) for number, row in rows]
     width_s = starts[1] - starts[0] if len(starts) > 1 else 600.0
     windows = []
     for (number, row), start_s in zip(rows, starts, strict=True):
@@ -100,20 +101,20 @@ def _windows(file: Path, options: ReadOptions) -> list[_Window]:
         if rate == 0 or start_s + width_s <= options.start_s or start_s >= end_s:
             continue
         if len(row) < 5 or row[3] not in _PATTERNS:
-            raise TraceError(f"{file.name}: line {number}: pattern of {row} is none of {', '.join(_PATTERNS)}")
+            raise TraceError(f"{file}: line {number}: pattern of {row} is none of {', '.join(_PATTERNS)}")
         shape = _float(file, number, row, 4)
         windows.append(_Window(start_s=start_s, width_s=width_s, rate=rate, pattern=row[3], shape=max(shape, 1e-3)))
     return windows
 
 
-def _float(file: Path, number: int, row: list[str], column: int) -> float:
+def _float(file: Path, number: int, row: list[str], column: int, most: float = math.inf) -> float:
     try:
         value = float(row[column])
     except (ValueError, IndexError):
         value = -1.0
-    if not 0 <= value < float("inf"):
+    if not (0 <= value <= most and math.isfinite(value)):
         raise TraceError(
-            f"{file.name}: line {number}: value {column + 1} of {row} is no number of 0 or more; wanted: "
+            f"{file}: line {number}: value {column + 1} of {row} is no number from 0 to {most:g}; wanted: "
             "t_seconds,rate_per_s,cv,pattern,shape,scale"
         )
     return value
@@ -157,7 +158,7 @@ class _Lengths:
             self._entries: dict[str, dict[str, str]] = json.loads(file.read_text(encoding="utf-8"))
             self._starts = sorted((float(key), key) for key in self._entries)
         except (ValueError, TypeError) as error:
-            raise TraceError(f"{file.name}: not a ServeGen dataset ({error}); fetch it again") from None
+            raise TraceError(f"{file}: not a ServeGen dataset ({error}); fetch it again") from None
         self._parsed: dict[str, list[tuple[str, IntColumn, FloatColumn]]] = {}
 
     def draw(self, time_s: float, count: int, rng: np.random.Generator) -> tuple[IntColumn, IntColumn]:
@@ -173,7 +174,7 @@ class _Lengths:
 
     def _span(self, time_s: float) -> list[tuple[str, IntColumn, FloatColumn]]:
         if not self._starts:
-            raise TraceError(f"{self._file.name}: the dataset is empty; fetch it again")
+            raise TraceError(f"{self._file}: the dataset is empty; fetch it again")
         index = max(bisect_right(self._starts, (time_s, "~")) - 1, 0)
         key = self._starts[index][1]
         if key not in self._parsed:
@@ -192,7 +193,7 @@ class _Lengths:
                 good = False
             if not good:
                 raise TraceError(
-                    f"{self._file.name}: entry {key!r}: {name} is {text[:60]!r}; wanted: {{tokens: probability}} "
+                    f"{self._file}: entry {key!r}: {name} is {text[:60]!r}; wanted: {{tokens: probability}} "
                     "of the requests there; fetch the file again or read another slice"
                 )
             cumulative = np.cumsum(weights) / weights.sum()

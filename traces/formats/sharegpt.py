@@ -38,16 +38,16 @@ def read_text(path: Path, options: ReadOptions) -> Rows:
     """The original JSON: [{"id", "conversations": [{"from", "value"}, ...]}, ...]."""
     if options.count_tokens is None:
         raise TraceError(
-            f"{path.name}: conversations as text, and no tokenizer to count their tokens; pass "
+            f"{path}: conversations as text, and no tokenizer to count their tokens; pass "
             "options=ReadOptions(count_tokens=...) to traces.load, or give a file of lengths with columns "
             "conversation,prompt_tokens,output_tokens"
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path.name}: not a whole JSON document ({error}); the file may be cut off") from None
+        raise TraceError(f"{path}: not a whole JSON document ({error}); the file may be cut off") from None
     if not isinstance(document, list) or not document:
-        raise TraceError(f"{path.name}: no list of conversations; wanted: [{{'conversations': [...]}}, ...]")
+        raise TraceError(f"{path}: no list of conversations; wanted: [{{'conversations': [...]}}, ...]")
     found = list(_text_exchanges(path, document, options.count_tokens))
     exchanges = np.array([lengths for _, lengths in found], np.int64).reshape(-1, 2)
     return _first_exchanges(path, [name for name, _ in found], exchanges, len(document))
@@ -61,7 +61,7 @@ def _text_exchanges(
             texts = [message["value"] for message in entry["conversations"][:2]]
         except (KeyError, TypeError):
             raise TraceError(
-                f"{path.name}: entry {row}: no list 'conversations' of messages with 'value'; correct or remove it"
+                f"{path}: entry {row}: no list 'conversations' of messages with 'value'; correct or remove it"
             ) from None
         if len(texts) == 2:
             # Row numbers, not ShareGPT's ids: some of those are given twice.
@@ -72,7 +72,7 @@ def _first_exchanges(path: Path, names: list[str], exchanges: Any, conversations
     kept = np.all(exchanges >= LEAST_TOKENS, axis=1) & (exchanges.sum(axis=1) <= MOST_TOKENS)
     if not kept.any():
         raise TraceError(
-            f"{path.name}: no conversation has a first exchange of {LEAST_TOKENS} tokens or more a side and "
+            f"{path}: no conversation has a first exchange of {LEAST_TOKENS} tokens or more a side and "
             f"{MOST_TOKENS} at most together; give a file of longer conversations"
         )
     return Rows(
