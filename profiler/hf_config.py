@@ -1,7 +1,8 @@
 """A ModelSpec from a Hugging Face config.json: one reader for the many names that families give the same numbers.
 
-What cannot be counted from the file raises; nothing is guessed in silence. Values that a family leaves to its class
-defaults (KV heads, head size, tied embeddings) follow that family.
+What cannot be counted from the file raises; nothing is guessed in silence: a family that is not known is read as a
+Llama-like decoder if it has the fields of one, and the spec's ``source`` says so. Values that a family leaves to its
+class defaults (KV heads, head size, tied embeddings) follow that family.
 """
 
 from __future__ import annotations
@@ -12,16 +13,35 @@ from typing import Any, TypedDict
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
+from profiler.families import check_family
 from profiler.specs import DType, ModelSpec
 
 _PLAIN_MLP = frozenset(
     {"gpt2", "opt", "falcon", "bloom", "gpt_neox", "gptj", "gpt_neo", "gpt_bigcode", "phi", "mpt", "starcoder2"}
+    | {"nemotron", "codegen", "persimmon"}
 )
 _LEARNED_POSITIONS = frozenset({"gpt2", "opt", "gpt_bigcode", "gpt_neo"})
 _TIED_BY_DEFAULT = frozenset({"gpt2", "opt", "falcon", "bloom", "gpt_bigcode", "gpt_neo", "mpt", "cohere"})
 _QK_NORM = ("qwen3", "gemma3", "olmo2")
 _FOUR_TIMES_HIDDEN = frozenset({"gpt2", "falcon", "bloom", "gpt_bigcode", "gptj", "gpt_neo", "mpt"})
 _DEFAULT_CONTEXT = {"falcon": 2048}
+_DEFAULT_HEAD_DIM = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), 256),
+    **dict.fromkeys(("qwen3", "glm", "glm4"), 128),
+    "gpt_oss": 64,
+}
+_SLIDES_BY_DEFAULT = frozenset({"gemma2", "gemma3", "gemma3_text", "gpt_oss", "cohere2"})
+
+_TORCH_DTYPES: dict[str, tuple[DType, str]] = {
+    "bfloat16": ("bf16", ""),
+    "float16": ("bf16", ""),
+    "half": ("bf16", ""),
+    "float32": ("bf16", "; float32 weights counted as bf16, as engines serve them"),
+    "float": ("bf16", "; float32 weights counted as bf16, as engines serve them"),
+    "float8_e4m3fn": ("fp8", ""),
+    "float8_e5m2": ("fp8", ""),
+}
+"""By torch_dtype: what the weights count as, and what ``source`` says of it. float16 has the size and peak of bf16."""
 
 _UNSUPPORTED: dict[str, str] = {
     "kv_lora_rank": "multi-head latent attention, whose cache holds one compressed vector a token and no KV heads",
@@ -29,8 +49,17 @@ _UNSUPPORTED: dict[str, str] = {
     "hybrid_override_pattern": "state-space layers, which keep a state and no KV",
     "layers_block_type": "state-space layers, which keep a state and no KV",
     "state_size": "state-space layers, which keep a state and no KV",
+    "ssm_state_size": "state-space layers, which keep a state and no KV",
     "ssm_cfg": "state-space layers, which keep a state and no KV",
     "mamba_d_state": "state-space layers, which keep a state and no KV",
+    "linear_attn_config": "linear attention in some layers, which keeps a state and no KV",
+    "lru_width": "recurrent layers, which keep a state and no KV",
+    "block_configs": "layers of different shapes",
+    "cross_attention_layers": "layers that attend to images",
+    "num_kv_shared_layers": "layers that share keys and values",
+    "encoder_layers": "an encoder-decoder, and only decoder-only models are supported",
+    "num_encoder_layers": "an encoder-decoder, and only decoder-only models are supported",
+    "num_decoder_layers": "an encoder-decoder, and only decoder-only models are supported",
     "attention_chunk_size": "attention within chunks, with layers of different kinds",
 }
 
@@ -49,16 +78,26 @@ class _Config(BaseModel):
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model_type: str = ""
+    architectures: list[str] | None = None
+    torch_dtype: str | None = _optional("torch_dtype", "dtype")
     layers: PositiveInt = _names("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     hidden: PositiveInt = _names("hidden_size", "n_embd", "d_model", "n_embed")
     heads: PositiveInt = _names("num_attention_heads", "n_head", "n_heads", "num_heads")
-    vocab: PositiveInt = _names("vocab_size")
+    vocab: PositiveInt = _names("vocab_size", "padded_vocab_size")
     max_context: PositiveInt | None = _optional(
-        "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length"
+        "max_position_embeddings",
+        "n_positions",
+        "n_ctx",
+        "max_seq_len",
+        "max_sequence_length",
+        "seq_length",
+        "model_max_length",
     )
     intermediate: PositiveInt | None = _optional("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff")
-    kv_heads: PositiveInt | None = _optional("num_key_value_heads", "num_kv_heads", "n_head_kv")
-    head_dim: PositiveInt | None = None
+    kv_heads: PositiveInt | None = _optional(
+        "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"
+    )
+    head_dim: PositiveInt | None = _optional("head_dim", "kv_channels")
     multi_query: bool = False
     new_decoder_architecture: bool = False
     tie_word_embeddings: bool | None = None
@@ -95,29 +134,34 @@ def from_hf_config(path: str | Path) -> ModelSpec:
 
     Reads decoder-only models with multi-head, grouped-query or multi-query attention, dense or mixture of experts:
     Llama, Mistral, Mixtral, Qwen 2 and 3, Gemma, Phi, GPT-2, OPT, Falcon and their like, also where a multimodal
-    file nests them in ``text_config``. Sliding-window layers count as full attention and ``source`` says so.
+    file nests them in ``text_config``. Sliding-window layers count as full attention, float32 weights as bf16, and
+    ``source`` says so.
     Raises OSError where there is no such file, ValueError naming file and field where it cannot be modelled.
     """
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
-    text = file.read_text(encoding="utf-8")
+    content = file.read_bytes()
     try:
-        return _spec(file, text)
+        return _spec(file, content)
     except ValidationError as error:
         raise ValueError(f"{file}: {_first_problem(error)}") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
 
-def _spec(file: Path, text: str) -> ModelSpec:
-    data = _flat(_object(text))
+def _spec(file: Path, content: bytes) -> ModelSpec:
+    # null is absence: it must not hide the same value under another name.
+    data = {name: value for name, value in _flat(_object(content)).items() if value is not None}
+    unknown = _unknown_family(data)
     config = _Config.model_validate(data)
-    _check_supported(data, config)
+    _check_supported(config)
+    dtype, widened = _dtype(config)
     source = f"{file.name}, model_type {config.model_type or 'not stated'}"
+    if unknown is not None:
+        source += f"; {unknown}"
     if _slides(config):
         source += "; sliding-window layers counted as full attention"
-    head_dim = config.head_dim or config.hidden // config.heads
     max_context = config.max_context or _DEFAULT_CONTEXT.get(config.model_type)
     if max_context is None:
         raise ValueError("max_position_embeddings is absent and nothing stands in for it")
@@ -128,23 +172,25 @@ def _spec(file: Path, text: str) -> ModelSpec:
         intermediate=_intermediate(config),
         heads=config.heads,
         kv_heads=_kv_heads(config),
-        head_dim=head_dim,
+        head_dim=_head_dim(config),
         vocab=config.vocab,
         max_context=max_context,
         tied_embeddings=_tied(config),
         qk_norm=config.use_qk_norm or config.model_type.startswith(_QK_NORM),
         gated_mlp=config.model_type not in _PLAIN_MLP,
         learned_positions=max_context if config.model_type in _LEARNED_POSITIONS else 0,
-        dtype=_dtype(config.quantization_config),
-        source=source,
+        dtype=dtype,
+        source=source + widened,
         **_experts(config),
     )
 
 
-def _object(text: str) -> dict[str, Any]:
+def _object(content: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ValueError("not text in UTF-8; give the config.json of a Hugging Face model") from None
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON ({error})") from None
     if not isinstance(data, dict):
         raise ValueError(f"holds a {type(data).__name__}; a model's config.json is an object")
@@ -152,38 +198,66 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _flat(data: dict[str, Any]) -> dict[str, Any]:
-    """The language model's own fields; those that only the outer object has, such as quantization, are kept."""
+    """The language model's own fields; those that only the outer object has, such as quantization, are kept.
+
+    Of the family's names only the inner ones are, if there are any: the outer ones are those of the whole.
+    """
     for name in ("text_config", "llm_config", "language_config"):
         inner = data.get(name)
         if isinstance(inner, dict):
-            return {**data, **inner}
+            flat = {**data, **inner}
+            if inner.get("model_type") or inner.get("architectures"):
+                flat |= {key: inner.get(key) or empty for key, empty in (("model_type", ""), ("architectures", []))}
+            flat["is_encoder_decoder"] = bool(data.get("is_encoder_decoder") or inner.get("is_encoder_decoder"))
+            return flat
         if inner is not None:
-            raise ValueError(f"{name} is {inner!r}; it must be an object")
+            raise ValueError(f"{name} is {repr(inner)[:80]}; it must be an object")
     return data
 
 
-def _check_supported(data: dict[str, Any], config: _Config) -> None:
+def _unknown_family(data: dict[str, Any]) -> str | None:
+    """What ``source`` says of a family that is not known. Raises for what is no decoder, before fields are missed."""
     for name, reason in _UNSUPPORTED.items():
-        if data.get(name) is not None:
-            raise ValueError(f"{name} = {data[name]!r}: not supported, it means {reason}")
-    if config.is_encoder_decoder:
+        if data.get(name):
+            raise ValueError(f"{name} = {str(data[name])[:80]}: not supported, it means {reason}")
+    if data.get("is_encoder_decoder"):
         raise ValueError("is_encoder_decoder is true: not supported, only decoder-only models are")
+    architectures, model_type = data.get("architectures"), data.get("model_type")
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    unknown = check_family(model_type if isinstance(model_type, str) else "", names)
+    if ("patch_size" in data or "image_size" in data) and not ("vocab_size" in data or "padded_vocab_size" in data):
+        raise ValueError("has patch_size or image_size and no vocab_size: not supported, it is no language model")
+    return unknown
+
+
+def _check_supported(config: _Config) -> None:
     known = ("full_attention", "sliding_attention")
     for layer_type in config.layer_types or ():
         if layer_type not in known:
             raise ValueError(f"layer_types has {layer_type!r}: not supported; known: {', '.join(known)}")
-    if config.head_dim is None and config.hidden % config.heads:
+
+
+def _head_dim(config: _Config) -> int:
+    if config.head_dim is not None:
+        return config.head_dim
+    if config.model_type in _DEFAULT_HEAD_DIM:
+        return _DEFAULT_HEAD_DIM[config.model_type]
+    if config.hidden % config.heads:
         raise ValueError(f"head_dim is absent and hidden size {config.hidden} is no multiple of {config.heads} heads")
+    return config.hidden // config.heads
 
 
 def _slides(config: _Config) -> bool:
+    if "sliding_attention" in (config.layer_types or ()) or config.model_type in _SLIDES_BY_DEFAULT:
+        return True
     return bool(config.sliding_window) and config.use_sliding_window
 
 
 def _intermediate(config: _Config) -> int:
     """Width of a dense MLP; where every layer has experts it does not matter, and theirs stands in."""
     if config.intermediate is not None:
-        return config.intermediate
+        # The first Qwen counts its gate and up projections together.
+        return config.intermediate // 2 if config.model_type == "qwen" else config.intermediate
     if config.model_type in _FOUR_TIMES_HIDDEN:
         return 4 * config.hidden
     if config.moe_intermediate is not None and not _dense_layers(config):
@@ -227,10 +301,20 @@ def _dense_layers(config: _Config) -> int:
     return len(dense)
 
 
-def _dtype(quantization: dict[str, Any] | None) -> DType:
-    """bf16 for any 16- or 32-bit checkpoint, as engines serve them; fp8 where weights are; others raise."""
-    if quantization is None:
-        return "bf16"
+def _dtype(config: _Config) -> tuple[DType, str]:
+    """What weights count as, and what ``source`` says of it: quantization decides, else torch_dtype, else bf16."""
+    stated = (config.torch_dtype or "bfloat16").removeprefix("torch.")
+    if stated not in _TORCH_DTYPES:
+        raise ValueError(
+            f"torch_dtype is {config.torch_dtype!r}: not supported; known: {', '.join(_TORCH_DTYPES)}, or leave it out"
+        )
+    if config.quantization_config is not None:
+        return _quantized(config.quantization_config), ""
+    return _TORCH_DTYPES[stated]
+
+
+def _quantized(quantization: dict[str, Any]) -> DType:
+    """fp8 where weights are; others raise."""
     method = str(quantization.get("quant_method", "")).lower()
     if method in ("fp8", "fbgemm_fp8"):
         return "fp8"
@@ -252,4 +336,4 @@ def _first_problem(error: ValidationError) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return f"{name} is absent and nothing stands in for it"
-    return f"{name} is {problem['input']!r}: {problem['msg']}"
+    return f"{name} is {repr(problem['input'])[:80]}: {problem['msg']}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,19 @@ def test_model_reads_a_path_or_a_folder(tmp_path: Path) -> None:
         ({"max_position_embeddings": None}, "max_position_embeddings is absent"),
         ({"num_key_value_heads": 7}, "no multiple of its 7 kv_heads"),
         ({"text_config": 3}, "text_config is 3"),
+        ({"torch_dtype": "foo"}, "torch_dtype is 'foo': not supported; known: bfloat16, float16"),
+        ({"dtype": "int8", "torch_dtype": None}, "torch_dtype is 'int8'"),
+        ({"model_type": "mamba"}, "model_type is 'mamba': not supported, it means state-space"),
+        ({"model_type": "rwkv"}, "model_type is 'rwkv': not supported, it means state-space, linear or recurrent"),
+        ({"model_type": "t5"}, "model_type is 't5': not supported, it means an encoder-decoder"),
+        ({"model_type": "bert"}, "an encoder, which generates no text"),
+        ({"model_type": "vit"}, "a vision or audio model"),
+        ({"model_type": "deepseek_v3"}, "multi-head latent attention"),
+        ({"architectures": ["MambaForCausalLM"]}, "architectures is 'MambaForCausalLM': not supported"),
+        ({"model_type": "", "architectures": ["T5ForConditionalGeneration"]}, "an encoder-decoder"),
+        ({"model_type": "outer", "text_config": {"model_type": "deepseek_v2"}}, "multi-head latent attention"),
+        ({"model_type": "new", "num_decoder_layers": 6}, "num_decoder_layers = 6: .* an encoder-decoder"),
+        ({"is_encoder_decoder": True, "text_config": {"is_encoder_decoder": False}}, "is_encoder_decoder"),
     ],
 )
 def test_refusals_name_the_field(change: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -222,6 +236,12 @@ def test_refusals_name_the_file(tmp_path: Path) -> None:
         from_hf_config(file)
     file.write_text("{")
     with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        from_hf_config(file)
+    file.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        from_hf_config(file)
+    file.write_bytes(b"\x89PNG\xff\xfe\x00")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: not text in UTF-8; give the config.json"):
         from_hf_config(file)
     with pytest.raises(OSError, match="config"):
         from_hf_config(tmp_path / "nowhere" / "config.json")
@@ -242,3 +262,60 @@ def test_refusals_name_the_file(tmp_path: Path) -> None:
 def test_fp8_checkpoints(quantization: dict[str, Any], tmp_path: Path) -> None:
     spec = from_hf_config(write(tmp_path / "m", {**LLAMA, "quantization_config": quantization}))
     assert spec.dtype == "fp8"
+
+
+def test_vision_models_are_refused_for_what_they_are(tmp_path: Path) -> None:
+    data = {name: value for name, value in LLAMA.items() if name != "vocab_size"} | {
+        "model_type": "x",
+        "patch_size": 16,
+    }
+    with pytest.raises(ValueError, match="no vocab_size: not supported, it is no language model"):
+        from_hf_config(write(tmp_path / "m", data))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"model_type": "foo"}, "unknown family foo read as a Llama-like decoder"),
+        ({"architectures": ["FooForCausalLM"]}, "unknown family FooForCausalLM read as a Llama-like decoder"),
+        ({"model_type": None}, "no model_type stated, read as a Llama-like decoder"),
+        ({"model_type": ""}, "no model_type stated, read as a Llama-like decoder"),
+        ({"model_type": "", "architectures": ["LlamaForCausalLM"]}, ""),
+        ({"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}, ""),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, ""),
+        ({"model_type": "wrap", "architectures": ["WrapModel"], "text_config": {"model_type": "gemma3_text"}}, ""),
+        ({"model_type": "wrap", "text_config": {"model_type": "foo"}}, "unknown family foo"),
+        ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": {}}, ""),
+    ],
+)
+def test_unknown_families_are_read_and_said_to_be(names: dict[str, Any], said: str, tmp_path: Path) -> None:
+    spec = from_hf_config(write(tmp_path / "m", {**LLAMA, **names}))
+    assert (said in spec.source) if said else ("read as" not in spec.source)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_families_are_not_called_unknown(family: str, tmp_path: Path) -> None:
+    assert "unknown" not in from_hf_config(write(tmp_path / "m", FAMILIES[family][0])).source
+
+
+def test_gemma2_slides_and_has_its_own_head_size(tmp_path: Path) -> None:
+    spec = from_hf_config(write(tmp_path / "m", {**LLAMA, "model_type": "gemma2", "sliding_window": 4096}))
+    assert (spec.head_dim, spec.tied_embeddings) == (256, True)
+    assert spec.source.endswith("sliding-window layers counted as full attention")
+    layers = {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]}
+    assert "sliding-window" in from_hf_config(write(tmp_path / "l", layers)).source
+
+
+@pytest.mark.parametrize(
+    ("dtype", "counted", "said"),
+    [
+        ("bfloat16", "bf16", ""),
+        ("float16", "bf16", ""),
+        ("torch.float16", "bf16", ""),
+        ("float32", "bf16", "; float32 weights counted as bf16, as engines serve them"),
+        ("float8_e4m3fn", "fp8", ""),
+    ],
+)
+def test_torch_dtypes(dtype: str, counted: str, said: str, tmp_path: Path) -> None:
+    spec = from_hf_config(write(tmp_path / "m", {**LLAMA, "torch_dtype": dtype}))
+    assert (spec.dtype, spec.source) == (counted, f"config.json, model_type llama{said}")
