@@ -35,8 +35,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.data import FOLDER  # noqa: E402
 from benchmarks.paper_kernels import cpu_name, table  # noqa: E402
-from benchmarks.whole_traces import FOLDER, TRACES, configs  # noqa: E402
+from benchmarks.whole_traces import TRACES, configs  # noqa: E402
 from sim.config import RunConfig  # noqa: E402
 from sim.scenarios import DEVICE, MODEL  # noqa: E402
 from sim.simulate import prepare  # noqa: E402

@@ -3,16 +3,16 @@
     python benchmarks/whole_traces.py [FOLDER] [--requests N] [--kv-blocks N]
 
 FOLDER holds azure-llm-2023/AzureLLMInferenceTrace_code.csv and ..._conv.csv (default: shared/traces beside the
-repository); what is absent is skipped. Each is served as recorded by chunked prefill and Bullet on one instance and by
-1P1D disaggregation on two, with the limits that `bulletsim demo` uses for code and for conversations. For each run:
+repository); one that is absent is skipped. Each is served as recorded by chunked prefill and Bullet on one instance and
+by 1P1D disaggregation on two, with the limits that `bulletsim demo` uses for code and for conversations. For each run:
 
 - every request finished or was rejected;
 - what a request generated is what the trace says it should;
 - the ledger of KV blocks agrees with the requests that hold some, and at the end every block of every instance is free;
 - the same settings, read back from the run's config.json by another process, give the same bytes.
 
-Exit status 1 where one of these does not hold. ``--requests`` serves only the first N, ``--kv-blocks`` gives every
-instance N blocks of 16 tokens, such as too few for all, so that requests are pre-empted.
+Exit status 1 where one of these does not hold, 2 where both traces are absent. ``--requests`` serves only the first N,
+``--kv-blocks`` gives every instance N blocks of 16 tokens, such as too few for all, so that requests are pre-empted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.data import FOLDER, nothing_there  # noqa: E402
 from benchmarks.paper_kernels import table  # noqa: E402
 from sim import RunResult, ServingLoop, SimExecutor  # noqa: E402
 from sim.config import RunConfig, checked  # noqa: E402
@@ -39,8 +40,6 @@ from sim.metrics import FINISHED, REJECTED, summarise  # noqa: E402
 from sim.rundir import REQUESTS, STEPS, write_run  # noqa: E402
 from sim.scenarios import DEVICE, MODEL, PAPER_SLOS  # noqa: E402
 from sim.simulate import Prepared, prepare  # noqa: E402
-
-FOLDER = ROOT.parent / "shared" / "traces"
 
 TRACES = {
     "code": ("azure-llm-2023/AzureLLMInferenceTrace_code.csv", PAPER_SLOS["code"]),
@@ -217,12 +216,15 @@ HEADER = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table and what is wrong; 1 if anything is."""
+    """Print the table and what is wrong; 1 if anything is, 2 if there was nothing to check."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--requests", type=int)
     parser.add_argument("--kv-blocks", type=int)
     given = parser.parse_args(arguments)
+    files = [file for file, _ in TRACES.values()]
+    if not any((given.folder / file).is_file() for file in files):
+        return nothing_there(given.folder, files)
     rows, faults = [], []
     for name, (file, _) in TRACES.items():
         if not (given.folder / file).is_file():
@@ -232,8 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcome = serve_whole(config)
             rows.append(row(name, config.policy.name, outcome))
             faults += [f"{config.policy.name} on {name}: {fault}" for fault in outcome.faults]
-    if rows:
-        table(f"{MODEL} on {DEVICE}, arrivals as recorded", HEADER, rows)
+    table(f"{MODEL} on {DEVICE}, arrivals as recorded", HEADER, rows)
     for fault in faults:
         print(f"FAULT: {fault}")
     return 1 if faults else 0

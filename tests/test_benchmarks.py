@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from benchmarks import speed, theory, whole_traces
+from benchmarks import speed, theory, whole_traces, workloads
 from traces import poisson, workload
 
 REQUESTS = 300
@@ -96,10 +97,43 @@ def test_a_ledger_that_lost_blocks_is_noticed(folder: Path) -> None:
     assert "blocks held" in whole_traces.ledger_fault(loop)
 
 
-def test_absent_traces_are_skipped_with_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert whole_traces.main([str(tmp_path)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in printed] == ["code skipped", "conversation skipped"]
+@pytest.mark.parametrize("main", [whole_traces.main, workloads.main])
+def test_a_check_of_nothing_does_not_pass(
+    main: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"error: {tmp_path} has none of azure-llm-2023/")
+    assert "bulletsim traces fetch azure-code-2023 --to DIR/azure-llm-2023" in line
+
+
+def test_one_absent_trace_is_skipped_with_a_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = whole_traces.TRACES["code"][0]
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_bytes((folder / file).read_bytes())
+    assert whole_traces.main([str(tmp_path), "--requests", "20"]) == 0
+    assert capsys.readouterr().out.startswith("conversation skipped: FOLDER has no ")
+    workloads.main([str(tmp_path), "--seeds", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if " skipped: " in line] == ["chat", "sharegpt", "summary"]
+    assert sum(line.startswith("code ") for line in lines) == 7
+    fitted = workloads.FITTED.read_bytes()
+    assert workloads.main([str(tmp_path), "--fit"]) == 2
+    assert "--fit needs every source" in capsys.readouterr().err
+    assert workloads.FITTED.read_bytes() == fitted
+
+
+def test_the_folder_need_not_be_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fixture's lengths are drawn from the workloads, so those agree with them."""
+    monkeypatch.setattr(workloads, "FOLDER", folder)
+    workloads.main(["--seeds", "1", "--requests", "500"])
+    assert "code      prompt mean" in capsys.readouterr().out
 
 
 def test_speed_as_json(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
