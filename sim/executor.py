@@ -48,6 +48,7 @@ class SimExecutor:
         self._computing: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._sending: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._ended: deque[Completion] = deque()
+        self._left_alone: list[_Flight] = []
 
     def now(self) -> float:
         return self._env.now
@@ -68,6 +69,8 @@ class SimExecutor:
     def next(self, until_s: float | None) -> Completion | None:
         env, ended = self._env, self._ended
         limit = NEVER if until_s is None else until_s
+        if self._left_alone and not ended:
+            self._settle()
         while not ended:
             due = env.peek()
             if due > limit or due == NEVER:
@@ -126,5 +129,14 @@ class SimExecutor:
         peers = flight.peers
         peers.remove(flight)
         self._ended.append(Completion(flight.launch.launch_id, self._env.now))
-        for peer in peers:
-            self._rerate(peer)
+        self._left_alone.extend(peers)
+
+    def _settle(self) -> None:
+        """Re-rates those whose co-runner has ended, once it is known whether another takes its place at that instant.
+
+        One layer group after another is the rule, and mostly of the same shape: then nothing has changed.
+        """
+        for flight in self._left_alone:
+            if flight.timeout is not None:
+                self._rerate(flight)
+        self._left_alone.clear()
