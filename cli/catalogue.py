@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document, sources included.")]
 
 
 def models(json: AsJson = False) -> None:
     """List the built-in models. Elsewhere a path to a Hugging Face config.json does as well."""
+    from cli.output import print_json, table
     from profiler import MODELS
 
     if json:
-        _print_json({"models": [_model_fields(spec) for spec in MODELS]})
+        print_json({"models": [_model_fields(spec) for spec in MODELS]})
         return
-    table = _table("model", "params", "active", "layers", "hidden", "heads/KV", "GB", "KV KiB/token")
-    for spec in MODELS:
-        table.add_row(
+    head = ("model", "params", "active", "layers", "hidden", "heads/KV", "GB", "KiB/token")
+    rows = [
+        (
             spec.name,
             _scaled(spec.parameters),
             _scaled(spec.active_parameters),
@@ -31,21 +29,24 @@ def models(json: AsJson = False) -> None:
             f"{spec.weight_bytes / 1e9:.1f}",
             f"{spec.kv_bytes_per_token / 1024:.0f}",
         )
-    _print_table(table)
+        for spec in MODELS
+    ]
+    print(table(head, rows))
 
 
 def devices(json: AsJson = False) -> None:
     """List the built-in devices."""
     from dataclasses import asdict
 
+    from cli.output import print_json, table
     from profiler import DEVICES
 
     if json:
-        _print_json({"devices": [{**asdict(spec), "sources": dict(spec.sources)} for spec in DEVICES]})
+        print_json({"devices": [{**asdict(spec), "sources": dict(spec.sources)} for spec in DEVICES]})
         return
-    table = _table("device", "SMs", "TFLOP/s bf16", "fp8", "DRAM GB/s", "GiB", "link GB/s", "knee SMs")
-    for spec in DEVICES:
-        table.add_row(
+    head = ("device", "SMs", "TFLOP/s bf16", "fp8", "DRAM GB/s", "GiB", "link GB/s", "knee SMs")
+    rows = [
+        (
             spec.name,
             str(spec.sms),
             f"{spec.bf16_flops / 1e12:.0f}",
@@ -55,7 +56,9 @@ def devices(json: AsJson = False) -> None:
             f"{spec.link_bytes_per_s / 1e9:.0f}",
             str(spec.bandwidth_knee_sms),
         )
-    _print_table(table)
+        for spec in DEVICES
+    ]
+    print(table(head, rows))
 
 
 def _model_fields(spec: object) -> dict[str, object]:
@@ -70,26 +73,3 @@ def _model_fields(spec: object) -> dict[str, object]:
 
 def _scaled(count: int) -> str:
     return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _print_table(table: Table) -> None:
-    from rich.console import Console
-
-    Console().print(table)
-
-
-def _print_json(document: dict[str, object]) -> None:
-    import json
-
-    typer.echo(json.dumps(document, indent=2))

@@ -18,11 +18,14 @@ def demo(
     """Compare chunked prefill, Bullet and disaggregation on two A100s."""
     from cli.knees import knee_tables, verdict
     from cli.output import note, print_json
-    from cli.sweep import run_cells
+    from cli.sweep import note_failures, run_cells
     from sim.plots.series import panels
     from sim.scenarios import FULL, QUICK, demo_cells
 
     done = run_cells(demo_cells(QUICK if quick else FULL), out, jobs=jobs, quiet=quiet or json)
+    if not done.rows:
+        note_failures(done)
+        raise typer.Exit(1)
     found = panels(done.rows)
     files = _write(out)
     sentences = [verdict(panel) for panel in found]
@@ -35,8 +38,7 @@ def demo(
         if not quiet:
             note(f"\npictures and tables in {out}: {', '.join(path.name for path in files)}")
     if done.failures:
-        for failure in done.failures:
-            note(f"failed: {failure.policy} at rate {failure.rate}: {failure.error}")
+        note_failures(done)
         raise typer.Exit(1)
 
 
@@ -46,11 +48,13 @@ def _write(out: Path) -> list[Path]:
     from sim.plots.latency import latency
     from sim.plots.series import panels
     from sim.plots.style import save
+    from sim.rundir import replacing
     from sim.sweep import load_results
 
     rows = load_results(out)
     files = [*save(frontier(rows), out / "frontier.pdf"), *save(latency(rows), out / "latency.pdf")]
     for name, text in (("knees.csv", knee_csv(panels(rows))), ("knees.md", knee_markdown(panels(rows)))):
-        (out / name).write_text(text, encoding="utf-8")
+        with replacing(out / name) as partial:
+            partial.write_text(text, encoding="utf-8")
         files.append(out / name)
     return files

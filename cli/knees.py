@@ -60,6 +60,10 @@ def knee_csv(panels: Sequence[Panel]) -> str:
 
 def verdict(panel: Panel) -> str:
     """One sentence: who keeps the target attainment to the highest rate, and by how much."""
+    from sim.plots.series import has_slo
+
+    if not has_slo(panel):
+        return f"{panel.workload}: no SLO given, so there is no attainment and no knee."
     knees = [(curve.label, knee) for curve in panel.curves if (knee := curve.knee())]
     reached = [(label, knee, knee.rate) for label, knee in knees if knee.rate is not None]
     if not reached:
@@ -77,9 +81,11 @@ def verdict(panel: Panel) -> str:
 
 
 def _caption(panel: Panel) -> str:
-    from sim.plots.series import slo_text
+    from sim.plots.series import has_slo, slo_text
 
     rate = _common_rate(panel)
+    if not has_slo(panel):
+        return f"{panel.title}\nknee: no SLO given, so there is none; other columns at {rate:g} requests/s per GPU"
     return (
         f"{panel.title}\nSLO: {slo_text(panel.slo)}\n"
         f"knee: highest requests/s per GPU with 90 % in the SLO; other columns at {rate:g}"

@@ -1,18 +1,24 @@
 """The one command. Importing this module imports typer and nothing heavier: ``--help`` answers at once.
 
-Exit status: 0; 1 for an internal error or failed cells; 2 for bad input, with one line on stderr; 130 for Ctrl-C.
+Exit status: 0; 1 for an internal error or failed cells; 2 for bad input, with one line on stderr; 130 for Ctrl-C, 143
+for SIGTERM.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
+from typing import TextIO
 
 import typer
 
 from cli import catalogue, demo, plot, policies, simulate, sweep, traces
 
 INTERRUPTED = 130
+TERMINATED = 143
 
 app = typer.Typer(
     name="bulletsim",
@@ -32,14 +38,28 @@ app.command("models")(catalogue.models)
 app.command("devices")(catalogue.devices)
 
 
+class Terminated(BaseException):
+    """SIGTERM came: as Ctrl-C, it ends what was started and keeps what is done."""
+
+
 def run(arguments: Sequence[str]) -> int:
     """The command's exit status; prints what went wrong. Internal errors are raised."""
     try:
         status = app(args=list(arguments), prog_name="bulletsim", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
+    except MemoryError as error:
+        return _refuse(
+            f"memory is short{f' ({error})' if str(error) else ''}; serve fewer requests, or use fewer --jobs"
+        )
     except OSError as error:
-        return _refuse(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        if not _flushed() or isinstance(error, BrokenPipeError):
+            return 2
+        # Files that are written are named; what has no name is a stream.
+        return _refuse(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except ValueError as error:
         return _refuse(str(error))
     except Exception as error:
@@ -54,7 +74,46 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The entry point."""
-    sys.exit(run(sys.argv[1:]))
+    _open_streams()
+    signal.signal(signal.SIGTERM, _terminate)
+    status = run(sys.argv[1:])
+    sys.exit(status if _flushed() else status or 2)
+
+
+def _flushed() -> bool:
+    """Whether what was printed has left; says so where it has not, and lets it go."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter would flush again as it ends, and print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # `| head` has read what it wanted
+            _refuse(f"standard output: {error.strerror}")
+        return False
+    return True
+
+
+def _open_streams() -> None:
+    """Streams that can be written to: closed ones lead nowhere, and a character they lack becomes another."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            # The lowest free descriptor is this one. Left free, the next file opened would be a standard stream.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - as long as the process lives
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _refuse_usage(message: str, context: typer.Context | None) -> int:

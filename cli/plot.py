@@ -26,15 +26,17 @@ def plot(
     out: Annotated[
         Path | None, typer.Option(help="A .pdf, .svg or .png; a PNG (or PDF) of the same name is written beside it.")
     ] = None,
-    start: Annotated[float, typer.Option(help="timeline: from this simulated second.")] = 0.0,
-    end: Annotated[float | None, typer.Option(help="timeline: to this simulated second.")] = None,
+    start: Annotated[float | None, typer.Option(min=0, help="timeline: from this simulated second.")] = None,
+    end: Annotated[float | None, typer.Option(min=0, help="timeline: to this simulated second.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Draw a figure."""
     from cli.output import print_json
     from sim.plots.style import save
 
-    figure = _timeline(directory, start, end) if kind is Kind.timeline else _curves(kind, directory)
+    if kind is not Kind.timeline and (start is not None or end is not None):
+        raise ValueError(f"--start and --end are for timeline; {kind} draws every rate of a sweep")
+    figure = _timeline(directory, start or 0.0, end) if kind is Kind.timeline else _curves(kind, directory)
     paths = save(figure, out or directory / f"{kind}.pdf")
     if json:
         print_json({"files": [str(path) for path in paths]})

@@ -140,6 +140,9 @@ def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: 
     prepared = prepare(config)
     result = _run(prepared, token_times, quiet or json)
     metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
+    if len(result.records) and not metrics.arrived:
+        window = f"--warmup {config.window.warmup_s:g} and --drain {config.window.drain_s:g}"
+        raise ValueError(f"{window} leave no request to measure; cut less")
     if out is not None:
         write_run(out, prepared.config, result, metrics, force=force)
     if json:
@@ -169,19 +172,12 @@ def _run(prepared: Prepared, token_times: bool, quiet: bool) -> RunResult:
 def summary_table(config: RunConfig, metrics: Metrics) -> str:
     """The headline metrics of a run in a reader's units, at most 80 columns wide."""
     from cli.output import number, table
+    from sim.metrics import has_limits
 
     head = f"{config.policy.name}, {config.model} on {metrics.gpus} x {config.device}"
     states = ", ".join(f"{count} {state}" for state, count in metrics.states.items() if count)
     reasons = ", ".join(f"{reason} {count}" for reason, count in metrics.reject_reasons.items())
     sources = ", ".join(f"{source} {share:.0%}" for source, share in metrics.source_share.items())
-    latencies = [
-        _row("TTFT (ms)", metrics.ttft_s),
-        _row("TPOT (ms)", metrics.tpot_s),
-        _row("ITL (ms)", metrics.itl_s),
-        _row("end to end (s)", metrics.e2e_s, 1.0),
-        _row("normalised (ms/token)", metrics.normalised_s),
-        _row("queueing (ms)", metrics.queueing_s),
-    ]
     rates = [
         ["requests/s per GPU", number(metrics.requests_per_s_per_gpu)],
         ["tokens/s per GPU", number(metrics.tokens_per_s_per_gpu)],
@@ -193,18 +189,31 @@ def summary_table(config: RunConfig, metrics: Metrics) -> str:
         ["makespan (s)", number(metrics.makespan_s)],
         ["pre-emptions", str(metrics.preemptions)],
     ]
+    unlimited = ["no SLO: attainment and goodput need a limit, such as --slo-tpot 0.1"]
     return "\n".join(
         [
             head,
             f"{metrics.arrived} requests: {states or 'none'}" + (f" ({reasons})" if reasons else ""),
+            *(unlimited if not has_limits(config.slo.value()) else []),
             "",
-            table(["latency", "mean", "P50", "P90", "P95", "P99"], latencies),
+            table(["latency", "mean", "P50", "P90", "P95", "P99"], _latencies(metrics)),
             "",
             table(["run", "value"], rates),
             "",
             f"simulated time rests on: {sources or 'nothing'}",
         ]
     )
+
+
+def _latencies(metrics: Metrics) -> list[list[str]]:
+    return [
+        _row("TTFT (ms)", metrics.ttft_s),
+        _row("TPOT (ms)", metrics.tpot_s),
+        _row("ITL (ms)", metrics.itl_s),
+        _row("end to end (s)", metrics.e2e_s, 1.0),
+        _row("normalised (ms/token)", metrics.normalised_s),
+        _row("queueing (ms)", metrics.queueing_s),
+    ]
 
 
 def _row(name: str, values: Distribution | None, scale: float = 1e3) -> list[str]:

@@ -37,29 +37,22 @@ def sweep(
         return
     done = run_cells(found, out, spec=spec, jobs=jobs, quiet=quiet or json)
     if json:
-        failures = [{"cell": f.cell, "policy": f.policy, "rate": f.rate, "error": f.error} for f in done.failures]
+        failures = [failure.to_dict() for failure in done.failures]
         print_json({"rows": list(done.rows), "failures": failures, "resumed": done.resumed, "out": str(out)})
     else:
         print(_tables(done))
         if not quiet:
             _report(done, out)
     if done.failures:
+        note_failures(done)
         raise typer.Exit(1)
 
 
 def check_cells(found: Sequence[Cell], where: str) -> None:
-    """Builds each distinct combination of names before the first cell runs; ValueError for one that fails."""
-    from sim.simulate import check_names
+    """Whether every cell can start, before the first does; ValueError for one that cannot."""
+    from sim.simulate import check_all
 
-    seen = set()
-    for cell in found:
-        names = cell.config.model_dump_json(include={"policy", "model", "device", "tensor_parallel", "instances"})
-        if names not in seen:
-            seen.add(names)
-            try:
-                check_names(cell.config)
-            except ValueError as error:
-                raise ValueError(f"{where}: {cell.label}: {error}") from None
+    check_all((f"{where}: {cell.shown}", cell.config) for cell in found)
 
 
 def run_cells(
@@ -93,6 +86,12 @@ def _report(done: Sweep, out: Path) -> None:
 
     if done.resumed:
         note(f"{done.resumed} cells had been done before")
-    for failure in done.failures:
-        note(f"failed: {failure.policy} at rate {failure.rate}: {failure.error}")
     note(f"results in {out}")
+
+
+def note_failures(done: Sweep) -> None:
+    """One line a failed cell, in the grid's order: no note but the outcome, so --quiet keeps it."""
+    from cli.output import note
+
+    for failure in done.failures:
+        note(f"failed: {failure.shown}: {failure.error}")

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from policies.api import SLO
 from sim.metrics import Window
 
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Requests = Annotated[int, Field(ge=1, le=10_000_000)]
+Instances = Annotated[int, Field(ge=1, le=10_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -35,6 +38,15 @@ class SloSettings(Settings):
     ttft_per_token_s: Seconds | None = None
     ttft_floor_s: Annotated[float, Field(ge=0)] = 0.0
     tpot_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _floor_of_a_limit(self) -> Self:
+        if self.ttft_floor_s and self.ttft_s is None and self.ttft_per_token_s is None:
+            raise ValueError(
+                f"ttft_floor_s is {self.ttft_floor_s:g}, but there is no TTFT limit that it could be the floor of;"
+                " give ttft_per_token_s (--slo-ttft-per-token) or ttft_s (--slo-ttft) too"
+            )
+        return self
 
     def value(self) -> SLO:
         return SLO(**self.model_dump())
@@ -88,12 +100,12 @@ class RunConfig(Settings):
     trace: str
     arrivals: str | None = None
     rate: Annotated[float, Field(gt=0)] | None = None
-    requests: Count | None = None
+    requests: Requests | None = None
     policy: Annotated[PolicySettings, BeforeValidator(_named_policy)]
     model: str
     device: str
     tensor_parallel: Count = 1
-    instances: Count = 1
+    instances: Instances = 1
     slo: SloSettings = SloSettings()
     seed: Annotated[int, Field(ge=0)] = 0
     queue_limit: Count | None = None
@@ -134,20 +146,45 @@ def checked(model: type[Checked], data: object, where: str) -> Checked:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise ValueError(one_line(error, where)) from None
+        raise ValueError(one_line(error, where, model)) from None
 
 
-def one_line(error: ValidationError, where: str) -> str:
-    """The first fault of a validation, and how many more there are."""
+def one_line(error: ValidationError, where: str, model: type[BaseModel]) -> str:
+    """The first fault of a validation of ``model``, and how many more there are."""
     faults = error.errors(include_url=False)
     fault = faults[0]
-    field = ".".join(str(part) for part in fault["loc"]) or "the whole"
+    field = ".".join(str(part) for part in fault["loc"])
     message = fault["msg"][:1].lower() + fault["msg"][1:]
-    given = "" if fault["type"] == "missing" else f" is {_shown(fault['input'])}:"
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     if fault["type"] == "extra_forbidden":
-        return f"{where}: {field} is not a setting{more}"
-    return f"{where}: {field}{given} {message}{more}"
+        known = ", ".join(_known(model, fault["loc"][:-1]))
+        return f"{where}: {field} is not a setting{more}; known: {known}"
+    if fault["type"] == "missing":
+        return f"{where}: {field} is missing{more}; give it a value"
+    if fault["type"] == "value_error":
+        return f"{where}: {field + ': ' if field else ''}{fault['ctx']['error']}{more}"
+    if fault["type"] in ("model_type", "dict_type"):
+        message = "settings are expected there, each a name and a value"
+        if not field:
+            given = "holds nothing" if fault["input"] is None else f"holds {_shown(fault['input'])}"
+            return f"{where} {given}: {message}"
+    return f"{where}: {field} is {_shown(fault['input'])}: {message}{more}"
+
+
+def _known(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """The settings of the group at ``path`` in ``model``."""
+    group = model
+    for part in path:
+        if isinstance(part, str) and part in group.model_fields:
+            group = next(_models(group.model_fields[part].annotation), group)
+    return list(group.model_fields)
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 def _shown(value: object) -> str:
@@ -170,3 +207,5 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is a directory; a JSON file was expected") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not JSON of ours: it is nested too deeply") from None

@@ -21,7 +21,8 @@ For a window of requests, chosen by arrival:
     goodput             = requests that meet both limits / makespan / GPUs
 
 Rejected and unfinished requests miss; an answer of one token is judged on TTFT alone; a limit is met with
-equality. For the whole run:
+equality. Without any limit there is no attainment and no goodput, without a TTFT or TPOT limit no attainment of
+it: None. For the whole run:
 
     utilisation         = SM-seconds held by steps / (instances * SMs * time from first arrival to end)
     source share        = seconds of steps predicted from each source / seconds of all steps
@@ -177,8 +178,13 @@ def attaining(records: Records, slo: SLO) -> Mask:
 
 
 def attainment(records: Records, slo: SLO, window: Window = WHOLE_RUN) -> float | None:
-    """Share of the requests that arrived in the window that meet both limits; None if none arrived."""
-    return _share(attaining(records, slo), window.mask(records))
+    """Share of the requests that arrived in the window that meet both limits; None if none arrived or no limit is."""
+    return _share(attaining(records, slo), window.mask(records)) if has_limits(slo) else None
+
+
+def has_limits(slo: SLO) -> bool:
+    """Whether there is anything to attain."""
+    return slo.limits_ttft or slo.tpot_s is not None
 
 
 def distribution(values: Floats) -> Distribution | None:
@@ -199,7 +205,8 @@ def repeated_distribution(values: Floats, counts: NDArray[np.int64]) -> Distribu
     low = ordered[np.searchsorted(upto, below, side="right")]
     high = ordered[np.searchsorted(upto, np.minimum(below + 1, total - 1), side="right")]
     p50, p90, p95, p99 = (low + (place - below) * (high - low)).tolist()
-    mean = float(np.dot(values, counts) / total)
+    # Exactly rounded: a dot product is a BLAS call, whose last digit depends on the number of its threads.
+    mean = math.fsum((values * counts).tolist()) / total
     return Distribution(count=total, mean=mean, p50=p50, p90=p90, p95=p95, p99=p99)
 
 
@@ -211,6 +218,7 @@ def summarise(result: RunResult, slo: SLO, gpus: int, window: Window = WHOLE_RUN
     inside = window.mask(records)
     makespan = _makespan_s(records, inside)
     met = attaining(records, slo)
+    limited = has_limits(slo)
 
     def per_gpu(count: float) -> float | None:
         return None if makespan is None else float(count) / makespan / gpus
@@ -229,10 +237,10 @@ def summarise(result: RunResult, slo: SLO, gpus: int, window: Window = WHOLE_RUN
         makespan_s=makespan,
         requests_per_s_per_gpu=per_gpu(int((inside & (records.state == FINISHED)).sum())),
         tokens_per_s_per_gpu=per_gpu(records.generated_tokens[inside].sum()),
-        goodput_per_s_per_gpu=per_gpu(int((inside & met).sum())),
-        attainment=_share(met, inside),
-        ttft_attainment=_share(meets_ttft(records, slo), inside),
-        tpot_attainment=_share(meets_tpot(records, slo), inside),
+        goodput_per_s_per_gpu=per_gpu(int((inside & met).sum())) if limited else None,
+        attainment=_share(met, inside) if limited else None,
+        ttft_attainment=_share(meets_ttft(records, slo), inside) if slo.limits_ttft else None,
+        tpot_attainment=_share(meets_tpot(records, slo), inside) if slo.tpot_s is not None else None,
         utilisation=_utilisation(result),
         source_share=_source_share(result.source_s),
         preemptions=int(records.preemptions[inside].sum()),
@@ -289,9 +297,13 @@ class Knee:
     tested: tuple[float, float]
 
     def __str__(self) -> str:
-        if self.kind == "never":
-            return f"< {self.tested[0]:.3g}"
-        return f">= {self.rate:.3g}" if self.kind == "always" else f"{self.rate:.3g}"
+        if self.rate is None:
+            return f"< {_three_digits(self.tested[0])}"
+        return f"{'>= ' if self.kind == 'always' else ''}{_three_digits(self.rate)}"
+
+
+def _three_digits(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 99.95 else f"{rate:#.3g}"
 
 
 def knee(rates: Sequence[float], attainments: Sequence[float], target: float = TARGET_ATTAINMENT) -> Knee:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,35 +66,76 @@ class Run:
 
 def check_target(target: Path, force: bool) -> None:
     """Raises ValueError where ``target`` may not be written: it exists, or ``force`` would delete no run."""
-    if not target.exists():
+    if not os.path.lexists(target):
         return
     if not force:
         raise ValueError(f"{target} already exists; choose another --out, or replace it with --force")
+    if not target.exists():
+        raise ValueError(f"{target} is a link to nothing; remove it, or choose another --out")
     if not target.is_dir() or (any(target.iterdir()) and not (target / CONFIG).is_file()):
         raise ValueError(f"{target} is not a run (no {CONFIG} in it), so --force does not replace it")
 
 
+def hidden_beside(target: Path, what: str) -> Path:
+    """A name beside ``target`` that no other process or thread uses."""
+    return target.with_name(f".{target.name}.{what}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A file to write, which becomes ``target`` if and only if the block succeeds; errors name ``target``."""
+    partial = hidden_beside(target, "partial")
+    try:
+        yield partial
+        partial.replace(target)
+    except OSError as error:
+        # A failed write has no file name, and the partial's would say nothing to a reader.
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 @contextmanager
 def complete_or_absent(target: Path) -> Iterator[Path]:
-    """A new directory to fill, which becomes ``target``, replacing it, if and only if the block succeeds."""
+    """A new directory to fill, which becomes ``target``, replacing it, if and only if the block succeeds.
+
+    Errors name ``target`` or a file in it. A link at ``target`` is itself replaced; what it leads to stays.
+    """
     target = Path(os.path.abspath(target))  # noqa: PTH100 - resolve() would write beside a link's destination
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    replaced = target.with_name(f".{target.name}.replaced-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = hidden_beside(target, "partial")
     partial.mkdir()
     try:
         yield partial
-        if target.exists():
-            target.rename(replaced)
-        try:
-            partial.rename(target)
-        except OSError:
-            replaced.rename(target)
+        _move_in(partial, target)
+    except OSError as error:
+        if error.filename not in (None, str(partial)) and partial not in Path(error.filename).parents:
             raise
-        shutil.rmtree(replaced, ignore_errors=True)
+        raise OSError(error.errno, error.strerror or str(error), str(target)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _move_in(partial: Path, target: Path) -> None:
+    replaced = hidden_beside(target, "replaced")
+    moved = os.path.lexists(target)
+    if moved:
+        target.rename(replaced)
+    try:
+        partial.rename(target)
+    except OSError as error:
+        if moved:
+            try:
+                replaced.rename(target)
+            except OSError:
+                raise ValueError(f"{target}: {error.strerror}; the run that was there is now {replaced}") from error
+        raise
+    if not moved:
+        return
+    if replaced.is_symlink():
+        replaced.unlink()
+    else:
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def write_run(target: Path, config: RunConfig, result: RunResult, metrics: Metrics, *, force: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import policies
 from policies.api import Policy
 from profiler.latency import LatencyModel
 from profiler.roofline import RooflineModel, roofline
+from sim.checked_policy import CheckedPolicy
 from sim.config import RunConfig, package_version
 from sim.executor import SimExecutor
 from sim.limits import Limits
@@ -60,28 +61,61 @@ def prepare(config: RunConfig) -> Prepared:
     policy, latency = check_names(config)
     trace = open_trace(config.trace, config.seed, config.requests)
     limits = _limits(config, latency)
-    if config.oversized == "error":
-        _check_sizes(trace, limits, config)
     stamp = {"version": package_version(), "trace_sha256": trace_hash(trace)}
-    if config.trace_sha256 not in (None, stamp["trace_sha256"]):
-        raise ValueError(
-            f"trace {config.trace} is not the one these settings were made with (SHA-256 {stamp['trace_sha256']},"
-            f" expected {config.trace_sha256}); give that trace, or remove trace_sha256"
-        )
+    arrivals = _checked_arrivals(config, trace, limits, stamp["trace_sha256"])
     return Prepared(
         config=config.model_copy(update=stamp),
         trace=trace,
-        arrivals=_arrivals(trace, config),
+        arrivals=arrivals,
         latency=latency,
         policy=policy,
         limits=limits,
     )
 
 
+def check_all(configs: Iterable[tuple[str, RunConfig]]) -> None:
+    """Raises ValueError as :func:`prepare` does for the first (name, config) that cannot run; the name is told.
+
+    Every trace is opened once, and what cells have in common is checked once.
+    """
+    by_trace: dict[tuple[str, int, int | None], list[tuple[str, RunConfig]]] = {}
+    for name, config in configs:
+        by_trace.setdefault((config.trace, config.seed, config.requests), []).append((name, config))
+    limits: dict[str, Limits] = {}
+    for members in by_trace.values():
+        trace: Trace | None = None
+        seen = set()
+        for name, config in members:
+            build = config.model_dump_json(exclude={"trace", "arrivals", "rate", "seed", "requests", "slo", "window"})
+            if (config.arrivals, config.rate, build) in seen:
+                continue
+            seen.add((config.arrivals, config.rate, build))
+            try:
+                if build not in limits:
+                    limits[build] = _limits(config, check_names(config)[1])
+                trace = trace or open_trace(config.trace, config.seed, config.requests)
+                digest = trace_hash(trace) if config.trace_sha256 else ""
+                _checked_arrivals(config, trace, limits[build], digest).source(trace, config.seed)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+
+def _checked_arrivals(config: RunConfig, trace: Trace, limits: Limits, trace_sha256: str) -> ArrivalSpec:
+    """How the requests of ``trace`` arrive; ValueError where they cannot, are too large, or are others."""
+    if config.oversized == "error":
+        _check_sizes(trace, limits, config)
+    if config.trace_sha256 not in (None, trace_sha256):
+        raise ValueError(
+            f"trace {config.trace} is not the one these settings were made with (SHA-256 {trace_sha256},"
+            f" expected {config.trace_sha256}); give that trace, or remove trace_sha256"
+        )
+    return _arrivals(trace, config)
+
+
 def check_names(config: RunConfig) -> tuple[Policy, RooflineModel]:
     """The policy and latency model of ``config``; ValueError where a name, a setting or a size is wrong."""
     policy = policies.load(config.policy.name, config.policy.settings)
-    policy.roles(config.instances)
+    CheckedPolicy(policy).roles(config.instances)
     latency = latency_model(config)
     if config.kv_blocks is None:
         latency.kv_capacity_tokens(config.memory_fraction)

@@ -8,10 +8,12 @@ Cells that fail are listed and do not stop the others; an interrupt keeps what i
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from sim.columns import Columns, plain_column, write_columns
 from sim.config import RunConfig
 from sim.metrics import Metrics
 from sim.records import STATES
-from sim.rundir import write_json
+from sim.rundir import replacing, write_json
 from sim.sweep_spec import Cell
 
 SPEC = "spec.yaml"
@@ -33,16 +35,29 @@ Row = Mapping[str, Any]
 
 _STATISTICS = ("count", "mean", "p50", "p90", "p95", "p99")
 _DISTRIBUTIONS = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "normalised_s", "queueing_s")
+_GROUPS = ("states", "source_share", "reject_reasons")
+_NEEDED: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("cell", "policy", "policy_name", "trace", "model", "device"), (str,)),
+    **dict.fromkeys(("rate", "gpus", "tensor_parallel", "instances", "attainment"), (int, float)),
+    **dict.fromkeys(("slo_ttft_s", "slo_ttft_per_token_s", "slo_ttft_floor_s", "slo_tpot_s"), (int, float)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A cell that raised, and what."""
+    """A cell that raised, and what. ``shown`` is its label with its grid point."""
 
     cell: str
     policy: str
     rate: float | None
     error: str
+    shown: str
+    point: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        settings = dict(self.point)
+        return {"cell": self.cell, "policy": self.policy, "rate": self.rate, "settings": settings, "error": self.error}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +94,12 @@ def run_sweep(
     check_directory(directory)
     (directory / CELLS).mkdir(parents=True, exist_ok=True)
     if spec is not None and spec.resolve() != (directory / SPEC).resolve():
-        shutil.copyfile(spec, directory / SPEC)
+        with replacing(directory / SPEC) as partial:
+            shutil.copyfile(spec, partial)
     todo = [cell for cell in cells if _stored(directory, cell) is None]
-    resumed, failures = len(cells) - len(todo), []
+    resumed = len(cells) - len(todo)
+    failures: list[Failure] = []
+    place = {cell.key: place for place, cell in enumerate(cells)}
     try:
         for done, failure in enumerate(_outcomes(todo, directory, run, jobs), start=resumed + 1):
             if failure is not None:
@@ -89,59 +107,114 @@ def run_sweep(
             if progress is not None:
                 progress(done, len(cells))
     finally:
+        failures.sort(key=lambda failure: place[failure.cell])  # processes finish in any order
         rows = list(_rows(cells, directory))
         _write_results(directory, rows, failures)
     return Sweep(rows=rows, failures=failures, resumed=resumed)
 
 
 def load_results(directory: Path) -> list[Row]:
-    """The rows of a sweep, one a finished cell. Raises ValueError where there are none."""
+    """The rows of a sweep, one a finished cell. Raises ValueError where there are none, or the file is another."""
     file = Columns(directory / RESULTS)
+    absent = [name for name in _NEEDED if name not in file.names]
+    if absent and len(file):
+        raise ValueError(f"{directory / RESULTS} is not of a sweep: it has no column {absent[0]}; give a sweep's --out")
     if not len(file):
         raise ValueError(f"{directory / RESULTS} has no rows: no cell of this sweep has finished")
-    columns = [file.values(name) for name in file.names]
-    return [dict(zip(file.names, values, strict=True)) for values in zip(*columns, strict=True)]
+    columns = {name: file.values(name) for name in file.names}
+    for name, kinds in _NEEDED.items():
+        wrong = next((value for value in columns[name] if value is not None and not isinstance(value, kinds)), None)
+        if wrong is not None:
+            raise ValueError(f"{directory / RESULTS}, column {name}: {wrong!r} is not what a sweep writes there")
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterable[Failure | None]:
     if jobs == 1 or len(todo) < 2:
-        return (_run_cell(cell, directory, run) for cell in todo)
+        return (_run_cell(cell, cell.key, directory, run) for cell in todo)
     return _parallel_outcomes(todo, directory, run, jobs)
 
 
 def _parallel_outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterator[Failure | None]:
     from joblib import Parallel, delayed, parallel_config
+    from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
 
     # One BLAS thread a process: as many as there are cores in each would fight for them.
     with parallel_config(backend="loky", inner_max_num_threads=1):
         pool = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        yield from pool(delayed(_run_cell)(cell, directory, run) for cell in todo)
+        try:
+            with _interrupts_held():
+                outcomes = pool(delayed(_run_cell)(cell, cell.key, directory, run) for cell in todo)
+            yield from outcomes
+        except BaseException:
+            # Ctrl-C and SIGTERM end here; workers hear neither, and would go on until they idle.
+            get_reusable_executor(reuse=True, kill_workers=True).shutdown(kill_workers=True)
+            raise
 
 
-def _run_cell(cell: Cell, directory: Path, run: Runner) -> Failure | None:
-    """Runs one cell and stores it; an exception other than an interrupt becomes a Failure."""
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started within never hear SIGINT, from their first instruction on; this one hears it afterwards.
+
+    Ctrl-C reaches a whole group of processes. A worker that hears it while it imports prints a traceback; ending
+    workers is the parent's part. The signal mask, unlike a handler, is kept through fork and exec.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # This helper process would be started within, and starting it lifts the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _run_cell(cell: Cell, key: str, directory: Path, run: Runner) -> Failure | None:
+    """Runs one cell and stores it as ``key``; an exception other than an interrupt becomes a Failure."""
+    try:
+        if cell.key != key:  # a worker has read other code or files than the sweep began with
+            raise ValueError("code or files changed while the sweep ran; start it again")
         metrics = run(cell.config)
     except Exception as error:  # whatever one cell raises, the others go on
         message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return Failure(cell=cell.key, policy=cell.label, rate=cell.config.rate, error=message)
-    path = directory / CELLS / f"{cell.key}.json"
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    write_json(partial, {"config": cell.config.model_dump(mode="json"), "metrics": metrics.to_dict()})
-    partial.replace(path)
+        return Failure(
+            cell=key,
+            policy=cell.label,
+            rate=cell.config.rate,
+            error=message,
+            shown=cell.shown,
+            point=cell.point,
+        )
+    with replacing(directory / CELLS / f"{key}.json") as partial:
+        write_json(partial, {"config": cell.config.model_dump(mode="json"), "metrics": metrics.to_dict()})
     return None
 
 
 def _stored(directory: Path, cell: Cell) -> dict[str, Any] | None:
-    """The metrics of a finished cell; None where it has not run, or its file is damaged and it must run
-    again.
-    """
+    """The metrics of a finished cell; None where it has not run, or its file is damaged and it must run again."""
     try:
         document = json.loads((directory / CELLS / f"{cell.key}.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
-    metrics: dict[str, Any] = document["metrics"]
-    return metrics
+    metrics = document.get("metrics") if isinstance(document, dict) else None
+    return metrics if isinstance(metrics, dict) and _whole(metrics) else None
+
+
+def _whole(metrics: Mapping[str, Any]) -> bool:
+    """Whether these are the metrics that a run writes, each of its kind."""
+    if metrics.keys() != {field.name for field in fields(Metrics)} or not isinstance(metrics["states"], dict):
+        return False
+    if metrics["states"].keys() != set(STATES):
+        return False
+    groups = [metrics[name] for name in _GROUPS]
+    groups += [metrics[name] for name in _DISTRIBUTIONS if metrics[name] is not None]
+    plain = [value for name, value in metrics.items() if name not in (*_DISTRIBUTIONS, *_GROUPS)]
+    if not all(isinstance(group, dict) for group in groups):
+        return False
+    values = [*plain, *(value for group in groups for value in group.values())]
+    return all(value is None or isinstance(value, int | float) for value in values)
 
 
 def _rows(cells: Sequence[Cell], directory: Path) -> Iterator[Row]:
@@ -183,11 +256,11 @@ def _measures(metrics: dict[str, Any]) -> dict[str, Any]:
 
 def _write_results(directory: Path, rows: Sequence[Row], failures: Sequence[Failure]) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    partial = directory / f"{RESULTS}.partial"
-    write_columns(partial, {name: plain_column([row.get(name) for row in rows]) for name in names})
-    partial.replace(directory / RESULTS)
+    with replacing(directory / RESULTS) as partial:
+        write_columns(partial, {name: plain_column([row.get(name) for row in rows]) for name in names})
     listed = directory / FAILURES
-    listed.unlink(missing_ok=True)
     if failures:
-        document = [{"cell": f.cell, "policy": f.policy, "rate": f.rate, "error": f.error} for f in failures]
-        write_json(listed, {"failures": document})
+        with replacing(listed) as partial:
+            write_json(partial, {"failures": [failure.to_dict() for failure in failures]})
+    else:
+        listed.unlink(missing_ok=True)

@@ -23,15 +23,16 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BeforeValidator, Field
 
-from sim.config import RunConfig, Settings, checked
+from sim.config import PolicySettings, RunConfig, Settings, checked
 from sim.fingerprint import fingerprint
 
 Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
@@ -69,15 +70,34 @@ class SweepSpec(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One run of a sweep, and what its policy is called in it."""
+    """One run of a sweep, what its policy is called in it, and the settings of its case and grid point."""
 
     label: str
     config: RunConfig
+    point: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """Label and point, which tell it from every other cell."""
+        shown = ", ".join(f"{key}={value}" for key, value in self.point.items())
+        return f"{self.label} ({shown})" if shown else self.label
 
     @property
     def key(self) -> str:
         """Names the run by all that its result depends on, 32 hexadecimal digits."""
         return fingerprint(self.config)[:32]
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; YAML itself keeps the last and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key.value, str):
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
+            seen.add(key.value if isinstance(key.value, str) else id(key))
+        return super().construct_mapping(node, deep)
 
 
 def read_spec(path: Path) -> SweepSpec:
@@ -89,7 +109,9 @@ def read_spec(path: Path) -> SweepSpec:
     except (IsADirectoryError, UnicodeDecodeError):
         raise ValueError(f"{path} is not a text file") from None
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, _UniqueKeys)
+    except RecursionError:
+        raise ValueError(f"{path} is no sweep: it is nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark else str(path)
@@ -100,16 +122,28 @@ def read_spec(path: Path) -> SweepSpec:
 def cells(spec: SweepSpec, where: str) -> list[Cell]:
     """Every run of a sweep in the order of the file: cases, then grid, then policies.
 
-    Raises ValueError where a setting is wrong or two cells are the same run; ``where`` begins the message.
+    Raises ValueError where a setting is wrong, two cells are the same run, or two policies of one label would
+    be one curve; ``where`` begins the message.
     """
+    _check_labels([entry.shown for entry in spec.policies], where)
     found = [
-        Cell(label=_label(entry, point), config=_config(spec.base, case, point, entry, where))
+        Cell(
+            label=_label(entry, point),
+            config=_config(spec.base, case, point, entry, where),
+            point={name: value for name, value in {**case, **point}.items() if name != "grid"},
+        )
         for case in spec.cases
         for point in _points(spec, case, where)
         for entry in spec.policies
     ]
     seen: dict[str, Cell] = {}
+    policies: dict[tuple[object, ...], PolicySettings] = {}
     for cell in found:
+        if policies.setdefault(_curve(cell), cell.config.policy) != cell.config.policy:
+            raise ValueError(
+                f"{where}: two policies are called {cell.label!r}, which would make them one; vary their settings"
+                " in the grid, or give each a label in policies"
+            )
         twin = seen.setdefault(cell.key, cell)
         if twin is not cell:
             raise ValueError(
@@ -117,6 +151,19 @@ def cells(spec: SweepSpec, where: str) -> list[Cell]:
                 f" {cell.config.rate}); remove the repeated value from policies, grid or cases"
             )
     return found
+
+
+def _check_labels(labels: Sequence[str], where: str) -> None:
+    repeated = [label for label, times in Counter(labels).items() if times > 1]
+    if repeated:
+        raise ValueError(f"{where}: policies: two are called {repeated[0]!r}; give each a label of its own")
+
+
+def _curve(cell: Cell) -> tuple[object, ...]:
+    """What tells the curves of figures and knees apart, the policy's settings aside."""
+    config = cell.config
+    world = (config.trace, config.model, config.device, config.tensor_parallel, config.instances)
+    return (cell.label, *world, config.slo)
 
 
 def _label(entry: PolicyEntry, point: Mapping[str, Any]) -> str:

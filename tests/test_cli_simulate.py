@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,10 @@ def test_another_version_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("OPTIONS --trace /absent.csv", "error: /absent.csv: no such file"),
         ("OPTIONS --arrivals sometimes", "error: arrivals 'sometimes'"),
         ("OPTIONS --kv-blocks 1", "--oversized reject"),
+        ("OPTIONS --warmup 1000", "error: --warmup 1000 and --drain 0 leave no request to measure"),
+        ("OPTIONS --instances 10001", "instances is 10001"),
+        ("OPTIONS --requests 10000000000", "requests is 10000000000"),
+        ("simulate --trace t --policy chunked --model m --device d --slo-ttft-floor 1", "--slo-ttft-per-token"),
         ("OPTIONS --token-times", "error: --token-times writes to a run directory; give --out DIR too"),
         ("simulate --config /absent.json", "error: /absent.json does not exist"),
         ("simulate --config /", "error: / is a directory; a JSON file was expected"),
@@ -123,6 +130,68 @@ def test_an_internal_error_is_no_bad_input(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
     with pytest.raises(RuntimeError, match="bug"):
         run(OPTIONS)
+
+
+def test_short_memory_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 74.5 GiB")
+
+    monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
+    assert run(OPTIONS) == 2
+    assert capsys.readouterr().err.startswith("error: memory is short (Unable to allocate 74.5 GiB); serve fewer")
+
+
+def test_no_slo_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    options = OPTIONS[: OPTIONS.index("--slo-ttft")]
+    assert run(options) == 0
+    printed = capsys.readouterr().out
+    assert "\nno SLO: " in printed
+    lines = {line.rsplit(None, 1)[0].strip(): line.split()[-1] for line in printed.splitlines() if line.strip()}
+    names = ("SLO attainment (%)", "TTFT alone (%)", "TPOT alone (%)", "goodput, requests/s per GPU")
+    assert [lines[name] for name in names] == ["-"] * 4
+    assert run([*options, "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["attainment"] is metrics["goodput_per_s_per_gpu"] is None
+
+
+def shell(line: str) -> subprocess.CompletedProcess[bytes]:
+    """``bulletsim`` in a shell, for what only a process has: its streams."""
+    command = line.replace("bulletsim", f"{sys.executable} -c 'from cli.main import main; main()'")
+    return subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
+
+
+def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
+    done = shell(f"bulletsim {COMMAND} --out {tmp_path / 'run'} 2>&-")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"chunked, ")
+    assert (tmp_path / "run" / "config.json").is_file()
+    assert shell(f"bulletsim {COMMAND} >&-").returncode == 0
+    refused = shell("bulletsim simulate 2>&-")
+    assert (refused.returncode, refused.stdout) == (2, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
+def test_a_full_standard_output_is_one_line() -> None:
+    done = shell("bulletsim policies > /dev/full")
+    assert (done.returncode, done.stderr) == (2, b"error: standard output: No space left on device\n")
+
+
+def test_an_ascii_terminal_gets_another_character() -> None:
+    script = "import cli.main; cli.main._open_streams(); print('2\u00d7')"
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=ascii_only)
+    assert (done.returncode, done.stdout) == (0, b"2?\n")
+
+
+def test_every_list_is_a_table_of_one_style(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("models", "devices"):
+        assert run([name]) == 0
+        head, rule, *rows = capsys.readouterr().out.splitlines()
+        assert head.split()[0] == name.removesuffix("s")
+        assert set(rule) == {"-", " "}
+        assert max(map(len, [head, *rows])) <= 80
+        assert run([name, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)[name]) == len(rows)
 
 
 def test_help_and_lists(capsys: pytest.CaptureFixture[str]) -> None:

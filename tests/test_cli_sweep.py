@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +18,9 @@ from cli.main import run
 from sim.config import RunConfig
 from sim.metrics import Metrics
 from sim.plots.series import panels
+from sim.sweep import load_results
 
+COMMAND = (sys.executable, "-c", "from cli.main import main; main()")
 SPEC = """
 base: {trace: 'workload:sharegpt', model: Llama-3.1-8B, device: A100-80G, requests: 8, slo: {tpot_s: 0.1}}
 policies: [chunked, bullet]
@@ -67,6 +74,12 @@ def test_a_dry_run_counts_and_runs_nothing(spec: str, tmp_path: Path, capsys: py
         (("A100-80G", "A100-81G"), "unknown device"),
         (("requests: 8", "requests: 0"), "requests is 0"),
         (("bullet]", "{name: bullet, settings: {speed: 3}}]"), "no setting 'speed'"),
+        (("workload:sharegpt", "/absent.csv"), "chunked (rate_per_gpu=2): /absent.csv"),
+        (("rate_per_gpu: [2, 4]", "arrivals: ['poisson:2', sometimes]"), "(arrivals=sometimes): arrivals 'sometimes'"),
+        (("rate_per_gpu: [2, 4]", "seed: [1, 2]"), "has no arrival times"),
+        (("rate_per_gpu: [2, 4]", "rate: [2], kv_blocks: [4000, 1]"), "exceed the 1 KV blocks"),
+        (("[chunked, bullet]", "[chunked, {name: bullet, label: chunked}]"), "two are called 'chunked'"),
+        (("requests: 8", "requests: 8, requests: 9"), "line 2: not YAML: requests is given twice"),
     ],
 )
 def test_a_wrong_grid_fails_before_the_first_cell(
@@ -74,6 +87,8 @@ def test_a_wrong_grid_fails_before_the_first_cell(
 ) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.replace(*change))
+    assert run(["sweep", str(path), "--out", str(tmp_path / "out"), "--dry-run"]) == 2
+    capsys.readouterr()
     assert run(["sweep", str(path), "--out", str(tmp_path / "out")]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -92,9 +107,11 @@ def test_failed_cells_give_status_1(
         return measure(config)
 
     monkeypatch.setattr(sim.simulate, "measure", fail_for_bullet)
-    assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1"]) == 1
-    captured = capsys.readouterr()
-    assert captured.err.count("failed: bullet at rate") == 2
+    assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1", "--quiet"]) == 1
+    assert capsys.readouterr().err == (
+        "failed: bullet (rate_per_gpu=2): RuntimeError: no luck\n"
+        "failed: bullet (rate_per_gpu=4): RuntimeError: no luck\n"
+    )
     assert len(json.loads((tmp_path / "out" / "failures.json").read_text())["failures"]) == 2
 
 
@@ -107,6 +124,74 @@ def test_an_interrupted_sweep_is_130(
     monkeypatch.setattr(sim.simulate, "measure", interrupt)
     assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1"]) == 130
     assert (tmp_path / "out" / "cells").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "said"), [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "terminated\n")]
+)
+@pytest.mark.parametrize("after", ["spec.yaml", "cells/*.json"])
+def test_a_signal_ends_a_sweep_and_its_workers_in_one_line(
+    sent: str, status: int, said: str, after: str, spec: str, tmp_path: Path
+) -> None:
+    """SIGINT goes to the whole group, as Ctrl-C does: while workers start, or when a cell is done."""
+    Path(spec).write_text(SPEC.replace("requests: 8", "requests: 3000").replace("[2, 4]", "[8, 9, 10, 11, 12]"))
+    process = subprocess.Popen(
+        [*COMMAND, "sweep", spec, "--quiet", "--jobs", "2", "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not list((tmp_path / "out").glob(after)):
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.3)
+    (os.killpg if sent == "SIGINT" else os.kill)(process.pid, getattr(signal, sent))
+    # A worker left behind would hold stderr open: this would not return.
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (status, "", said)
+
+
+def test_demos_into_one_directory_do_not_meet(tmp_path: Path) -> None:
+    demo = [*COMMAND, "demo", "--quick", "--jobs", "1", "--quiet", "--out", str(tmp_path / "out")]
+    both = [subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    ended = [process.communicate(timeout=300) for process in both]
+    assert ended[0][1] == ended[1][1] == b""
+    assert [process.returncode for process in both] == [0, 0]
+    assert ended[0][0] == ended[1][0]
+    assert [path for path in (tmp_path / "out").rglob("*") if "partial" in path.name] == []
+
+
+def test_without_an_slo_nobody_is_said_to_keep_it(
+    spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(spec).write_text(SPEC.replace(", slo: {tpot_s: 0.1}", ""))
+    out = str(tmp_path / "out")
+    assert run(["sweep", spec, "--out", out, "--jobs", "1", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "no SLO given" in printed
+    assert [line.split()[:3] for line in printed.splitlines()[-2:]] == [["chunked", "-", "-"], ["bullet", "-", "-"]]
+    (panel,) = panels(load_results(Path(out)))
+    assert verdict(panel) == "sharegpt: no SLO given, so there is no attainment and no knee."
+    for kind in ("frontier", "latency"):
+        assert run(["plot", kind, out]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["frontier", "--start", "1"], "--start and --end are for timeline"),
+        (["latency", "--end", "1"], "--start and --end are for timeline"),
+        (["timeline", "--start", "-1"], "'--start'"),
+    ],
+)
+def test_spans_are_of_timelines(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plot", arguments[0], str(tmp_path), *arguments[1:]]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_plots_name_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,11 +234,11 @@ def rows(**attainments: tuple[float, ...]) -> list[dict[str, object]]:
     [
         (
             {"a": (1, 0.9, 0.8), "b": (1, 0.8, 0.7)},
-            "code: a has the highest knee, 2 requests/s per GPU, 33% above b (1.5).",
+            "code: a has the highest knee, 2.00 requests/s per GPU, 33% above b (1.50).",
         ),
         (
             {"a": (1, 0.9, 0.8), "b": (1, 1, 1)},
-            "code: b has the highest knee, >= 3 requests/s per GPU, 50% above a (2).",
+            "code: b has the highest knee, >= 3.00 requests/s per GPU, 50% above a (2.00).",
         ),
         ({"a": (1, 1, 1), "b": (1, 1, 1)}, "code: a and b keep 90 % attainment at every rate tested."),
         ({"a": (0, 0, 0), "b": (0, 0, 0)}, "code: no policy keeps 90 % attainment at any rate tested."),
@@ -167,6 +252,6 @@ def test_verdicts(attainments: dict[str, tuple[float, ...]], sentence: str) -> N
 
 def test_knees_in_three_forms() -> None:
     found = panels(rows(a=(1, 0.9, 0.8), b=(0.5, 0.5, 0.5)))
-    assert "a          2         90.0            200" in " ".join(knee_tables(found).splitlines()[-2:-1])
-    assert "| a | 2 | 90.0 | 200 | - |" in knee_markdown(found)
+    assert "a         2.00         90.0            200" in " ".join(knee_tables(found).splitlines()[-2:-1])
+    assert "| a | 2.00 | 90.0 | 200 | - |" in knee_markdown(found)
     assert knee_csv(found).splitlines()[1:] == ["code,a,2.0,crossing,2.0,0.9,0.2,", "code,b,,never,2.0,0.5,0.2,"]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sim.metrics
 from policies.api import SLO
 from sim.metrics import (
+    Knee,
     Window,
     attaining,
     attainment,
@@ -182,6 +187,41 @@ def test_repeated_quantiles_are_numpys_on_the_expanded_sample(points: list[tuple
     assert found.mean == pytest.approx(expanded.mean())
 
 
+def test_no_sum_depends_on_the_threads_of_a_library() -> None:
+    """A BLAS product differs in its last digit with the number of threads: --jobs 1 and --jobs 2 would differ."""
+    tree = ast.parse(Path(sim.metrics.__file__).read_text())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.MatMult)]
+    called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert not called & {"dot", "vdot", "inner", "matmul", "einsum", "tensordot", "linalg"}
+    rng = np.random.default_rng(0)
+    values, counts = rng.random(20_001), rng.integers(1, 50, 20_001)
+    found = repeated_distribution(values, counts)
+    assert found is not None
+    assert found.mean == math.fsum(v * c for v, c in zip(values.tolist(), counts.tolist(), strict=True)) / counts.sum()
+
+
+@pytest.mark.parametrize(
+    ("slo", "present"),
+    [
+        (SLO(), set()),
+        (SLO(tpot_s=0.2), {"attainment", "goodput_per_s_per_gpu", "tpot_attainment"}),
+        (SLO(ttft_s=1.0), {"attainment", "goodput_per_s_per_gpu", "ttft_attainment"}),
+    ],
+)
+def test_what_has_no_limit_has_no_attainment(slo: SLO, present: set[str]) -> None:
+    metrics = summarise(made_result(made_records(ROWS)), slo, 1).to_dict()
+    names = ("attainment", "goodput_per_s_per_gpu", "ttft_attainment", "tpot_attainment")
+    assert {name for name in names if metrics[name] is not None} == present
+    assert (attainment(made_records(ROWS), slo) is None) == (not present)
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(0.5, "0.500"), (2.0, "2.00"), (21.0, "21.0"), (99.96, "100"), (1234.5, "1234")]
+)
+def test_knees_have_three_digits(rate: float, text: str) -> None:
+    assert str(Knee(rate=rate, kind="crossing", tested=(0.1, 2000.0))) == text
+
+
 def test_distribution_ignores_what_is_absent() -> None:
     found = distribution(np.array([1.0, NAN, 3.0]))
     assert found is not None
@@ -199,8 +239,8 @@ def test_knee_interpolates_the_last_crossing() -> None:
 
 def test_knee_says_when_it_lies_outside_the_tested_rates() -> None:
     always, never = knee([1, 2], [1.0, 0.9]), knee([1, 2], [0.89, 0.5])
-    assert (always.rate, always.kind, str(always)) == (2, "always", ">= 2")
-    assert (never.rate, never.kind, str(never)) == (None, "never", "< 1")
+    assert (always.rate, always.kind, str(always)) == (2, "always", ">= 2.00")
+    assert (never.rate, never.kind, str(never)) == (None, "never", "< 1.00")
 
 
 @pytest.mark.parametrize(

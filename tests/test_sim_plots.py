@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from sim.records import StepLog
 from sim.sweep import Row
 
 
-def row(policy: str, rate_per_gpu: float, attainment: float, **changes: object) -> Row:
+def row(policy: str, rate_per_gpu: float, attainment: float | None, **changes: object) -> Row:
     settings = {
         "policy": f"2x {policy}",
         "policy_name": policy,
@@ -52,7 +53,7 @@ def test_curves_are_by_rate_and_policy_with_their_knees() -> None:
     assert panel.title == "code: Llama-3.1-8B on 2\N{MULTIPLICATION SIGN} A100-80G"
     curves = {curve.label: curve for curve in panel.curves}
     assert curves["2x chunked"].points("attainment") == [(1, 1.0), (2, 1.0), (4, 0.4)]
-    assert [str(curves[label].knee()) for label in ("2x chunked", "2x bullet")] == ["2.33", ">= 4"]
+    assert [str(curves[label].knee()) for label in ("2x chunked", "2x bullet")] == ["2.33", ">= 4.00"]
 
 
 def test_seeds_are_averaged_and_missing_values_left_out() -> None:
@@ -89,7 +90,7 @@ def test_frontier_shows_rows_limits_and_knees() -> None:
     assert [axes.get_ylabel() for axes in drawing.axes] == ["P90 TTFT (s)", "P90 TPOT (ms)", "SLO attainment (%)"]
     assert np.asarray(ttft.lines[0].get_ydata()).tolist() == pytest.approx([0.4, 0.8, 1.6])
     assert "SLO" in [text.get_text() for text in tpot.texts]
-    assert [text.get_text() for text in met.texts] == ["90%", "\N{GREATER-THAN OR EQUAL TO} 4", "2.33", "knee"]
+    assert [text.get_text() for text in met.texts] == ["90%", "\N{GREATER-THAN OR EQUAL TO} 4.00", "2.33", "knee"]
     assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["2x chunked", "2x bullet"]
 
 
@@ -152,3 +153,48 @@ def test_a_figure_is_a_vector_and_pixels_and_equal_each_time(tmp_path: Path) -> 
     assert png.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match=r"ends in \.pdf, \.svg or \.png"):
         save(frontier(ROWS), tmp_path / "x.jpg")
+
+
+def test_a_figure_is_no_directory_and_a_failed_one_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.png").mkdir()
+    for name in ("x.png", "x.pdf"):
+        with pytest.raises(ValueError, match=r"x\.png is a directory"):
+            save(frontier(ROWS), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+
+    def full(self: object, path: Path, **_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(OSError, match=r"y\.pdf") as caught:
+        save(frontier(ROWS), tmp_path / "y.pdf")
+    assert caught.value.errno == 28
+    assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
+
+
+def test_without_an_slo_there_are_no_knees(tmp_path: Path) -> None:
+    rows = [row("chunked", rate, None, slo_ttft_per_token_s=None, slo_tpot_s=None) for rate in (1, 2)]
+    (panel,) = panels(rows)
+    assert panel.curves[0].knee() is None
+    save(frontier(rows), tmp_path / "x.png")  # a warning of its layout would be an error here
+    assert [text.get_text() for text in frontier(rows).axes[2].texts] == ["90%", "no SLO given"]
+    assert len(latency(rows).axes) == 4
+
+
+def test_log_axes_have_plain_numbers(tmp_path: Path) -> None:
+    rows = [row("chunked", rate, 1.0, ttft_p90_s=ttft) for rate, ttft in ((1, 0.05), (2, 0.07))]
+    drawing = frontier(rows)
+    save(drawing, tmp_path / "x.svg")
+    labels = [label.get_text() for label in drawing.axes[0].get_yticklabels(minor=True)]
+    assert "0.06" in labels
+    assert all(label.replace(".", "").isdigit() for label in labels if label)
+
+
+def test_shares_of_overlapping_steps_stay_within_the_device() -> None:
+    overlapping = dataclasses.replace(steps(), sms=np.array([108, 54, 108, 27]))
+    shares = timeline(overlapping, sms=108).axes[0]
+    tops = [float(path.vertices[:, 1].max()) for layer in shares.collections for path in layer.get_paths()]
+    assert max(tops) == pytest.approx(100.0)

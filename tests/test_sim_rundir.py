@@ -14,7 +14,7 @@ from sim.columns import Columns
 from sim.config import RunConfig, checked, load_config
 from sim.metrics import Metrics, summarise
 from sim.records import STATES, RunResult
-from sim.rundir import check_target, load_run, write_run
+from sim.rundir import check_target, load_run, replacing, write_run
 from sim.simulate import prepare, simulate
 
 
@@ -139,6 +139,69 @@ def test_force_replaces_runs_only(tmp_path: Path) -> None:
         check_target(tmp_path, force=True)
 
 
+def test_force_replaces_a_link_and_leaves_nothing_else(tmp_path: Path) -> None:
+    write_run(tmp_path / "real", *run(small()))
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    write_run(link, *run(small(seed=1)), force=True)
+    assert not link.is_symlink()
+    assert load_run(link).config.seed == 1
+    assert load_run(tmp_path / "real").config.seed == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_a_link_to_nothing_is_something(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "absent")
+    with pytest.raises(ValueError, match="already exists"):
+        check_target(link, force=False)
+    with pytest.raises(ValueError, match=r"link is a link to nothing; remove it"):
+        check_target(link, force=True)
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_a_failed_rename_is_told_and_restores_what_was_moved(
+    existing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "run"
+    if existing:
+        write_run(target, *run(small()))
+    rename = Path.rename
+
+    def fail(self: Path, to: Path) -> Path:
+        if ".partial-" in self.name:
+            raise PermissionError(13, "Permission denied", str(self))
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(PermissionError, match=r"Permission denied: '.*/run'"):
+        write_run(target, *run(small(seed=1)), force=True)
+    assert [path.name for path in tmp_path.iterdir()] == (["run"] if existing else [])
+    assert not existing or load_run(target).config.seed == 0
+
+
+def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    target = tmp_path / "x.txt"
+    with replacing(target) as first, replacing(target) as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert target.read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    def fill() -> None:
+        with replacing(tmp_path / "x.txt") as partial:
+            partial.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"x\.txt") as caught:
+        fill()
+    assert (caught.value.errno, caught.value.filename) == (28, str(tmp_path / "x.txt"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -163,6 +226,12 @@ def test_reading_names_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "run" / "requests.parquet").write_bytes(b"no parquet")
     with pytest.raises(ValueError, match=r"requests\.parquet is not a readable Parquet file"):
         load_run(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"config\.json is not JSON of ours: it is nested too deeply"):
+        load_run(tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text("null")
+    with pytest.raises(ValueError, match=r"config\.json holds nothing: settings are expected"):
+        load_run(tmp_path / "run")
     (tmp_path / "run" / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_run(tmp_path / "run")
@@ -173,7 +242,19 @@ def test_reading_names_what_is_wrong(tmp_path: Path) -> None:
     [
         ({"instances": 0}, "test: instances is 0: input should be greater than or equal to 1"),
         ({"slo": {"tpot_s": -1.0}}, r"test: slo\.tpot_s is -1\.0"),
-        ({"speed": 3}, "test: speed is not a setting"),
+        ({"speed": 3}, "test: speed is not a setting; known: trace, arrivals, rate"),
+        (
+            {"slo": {"speed": 3}},
+            "test: slo.speed is not a setting; known: ttft_s, ttft_per_token_s, ttft_floor_s",
+        ),
+        ({"policy": {}}, "test: policy.name is missing"),
+        ({"slo": []}, r"test: slo is \[\]: settings are expected there"),
+        (
+            {"slo": {"ttft_floor_s": 1.0}},
+            "test: slo: ttft_floor_s is 1, but there is no TTFT limit.*--slo-ttft-per",
+        ),
+        ({"instances": 10_001}, "test: instances is 10001: .*less than or equal to 10000"),
+        ({"requests": 10**10}, "test: requests is 10000000000: .*less than or equal to 10000000"),
         ({"requests": "10"}, "test: requests is '10'"),
         ({"memory_fraction": float("nan")}, "test: memory_fraction is nan"),
     ],

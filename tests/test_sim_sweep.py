@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import sim.simulate
+from sim.columns import plain_column, write_columns
 from sim.config import PolicySettings, RunConfig
 from sim.fingerprint import fingerprint
 from sim.metrics import Metrics
-from sim.simulate import measure, prepare
-from sim.sweep import load_results, run_sweep
+from sim.simulate import check_all, measure, prepare
+from sim.sweep import _run_cell, load_results, run_sweep
 from sim.sweep_spec import Cell, cells, read_spec
 
 SPEC = """
@@ -88,6 +91,18 @@ def test_all_policies_meet_the_same_requests_at_the_same_times(tmp_path: Path) -
         (SPEC.replace("[4, 8]", "[]"), "rate_per_gpu is .*at least 1 item"),
         (SPEC.replace("slo.tpot_s", "slo.tpott_s"), "slo.tpott_s is not a setting"),
         (SPEC.replace("slo.tpot_s", "seed.x"), "seed.x"),
+        (
+            SPEC.replace("label: chunked-2048", "label: chunked"),
+            "policies: two are called 'chunked'; give each a label",
+        ),
+        (
+            SPEC.split("  - {name")[0] + "grid: {rate: [4]}\ncases: [{}, {policy: {max_resident: 16}}]\n",
+            "two policies are called 'chunked', which would make them one",
+        ),
+        (SPEC + "  slo.tpot_s: [0.2]\n", r"spec.yaml, line 14: not YAML: slo.tpot_s is given twice"),
+        ("", "spec.yaml holds nothing: settings are expected"),
+        ("base: {}", "spec.yaml: policies is missing"),
+        ("[" * 5000, "spec.yaml is no sweep: it is nested too deeply"),
         (SPEC + "  rate: [3]\n", "rate and rate_per_gpu are both given"),
         (SPEC.replace("  requests: 8", "  policy: bullet"), "name policies in the list"),
     ],
@@ -122,12 +137,35 @@ def test_a_second_start_runs_what_is_missing(tmp_path: Path) -> None:
     assert not (out / "failures.json").exists()
 
 
-def test_a_damaged_cell_runs_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"config": {}, "met',
+        b"{}",
+        b"[]",
+        b"null",
+        b'{"metrics": 3}',
+        b'{"metrics": {"states": {}}}',
+        b"\xff\x00",
+        b"[",
+        b"[" * 100_000,
+        b"STATES",
+    ],
+    ids=range(10),
+)
+def test_a_damaged_cell_runs_again(content: bytes, tmp_path: Path) -> None:
     found, out, run = spelled(tmp_path, SPEC)[:2], tmp_path / "out", Counting()
     run_sweep(found, out, run=run)
-    (out / "cells" / f"{found[0].key}.json").write_text('{"config": {}, "met')
+    cell = out / "cells" / f"{found[0].key}.json"
+    if content == b"STATES":
+        document = json.loads(cell.read_text())
+        document["metrics"]["states"] = {"finished": "all"}
+        content = json.dumps(document).encode()
+    whole = (out / "results.parquet").read_bytes()
+    cell.write_bytes(content)
     run_sweep(found, out, run=run)
     assert run.calls == 3
+    assert (out / "results.parquet").read_bytes() == whole
 
 
 def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -140,6 +178,9 @@ def test_failures_are_listed_and_the_rest_goes_on(tmp_path: Path) -> None:
     assert (len(done.rows), len(done.failures)) == (4, 4)
     listed = json.loads((out / "failures.json").read_text())["failures"]
     assert listed[0]["error"] == "RuntimeError: no luck"
+    assert [failure["cell"] for failure in listed] == [cell.key for cell in found if cell.config.rate == 8.0]
+    assert listed[3]["settings"] == {"rate_per_gpu": 8, "slo.tpot_s": 0.15}
+    assert done.failures[3].shown == "chunked-2048 (rate_per_gpu=8, slo.tpot_s=0.15)"
     healed = run_sweep(found, out, run=Counting())
     assert (healed.resumed, len(healed.failures)) == (4, 0)
     assert not (out / "failures.json").exists()
@@ -205,3 +246,57 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     found = spelled(tmp_path, SPEC)
     with pytest.raises(ValueError, match="holds no sweep"):
         run_sweep(found, tmp_path, run=measure)
+
+
+def test_failures_of_processes_are_in_the_grids_order(tmp_path: Path) -> None:
+    found = spelled(tmp_path, SPEC)
+    done = run_sweep(found, tmp_path / "out", run=fail_later, jobs=2)
+    assert [failure.cell for failure in done.failures] == [cell.key for cell in found]
+
+
+def fail_later(config: RunConfig) -> Metrics:
+    time.sleep(0.3 if config.rate == 4.0 and config.slo.tpot_s == 0.1 else 0.0)
+    raise RuntimeError("no luck")
+
+
+def test_another_parquet_file_is_no_sweep(tmp_path: Path) -> None:
+    path = tmp_path / "results.parquet"
+    write_columns(path, {"start_s": plain_column([1.0])})
+    with pytest.raises(ValueError, match=r"results\.parquet is not of a sweep: it has no column"):
+        load_results(tmp_path)
+    run_sweep(spelled(tmp_path, SPEC)[:1], tmp_path / "out", run=measure)
+    (row,) = load_results(tmp_path / "out")
+    write_columns(path, {name: plain_column([value]) for name, value in {**row, "rate": "fast"}.items()})
+    with pytest.raises(ValueError, match=r"results\.parquet, column rate: 'fast'"):
+        load_results(tmp_path)
+
+
+def test_every_cell_is_checked_and_each_trace_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    open_trace = sim.simulate.open_trace
+    monkeypatch.setattr(sim.simulate, "open_trace", lambda *given: (opened.append(given), open_trace(*given))[1])
+    found = [(cell.label, cell.config) for cell in spelled(tmp_path, SPEC)]
+    check_all(found)
+    assert opened == [("workload:sharegpt", 0, 8)]
+    wrong = found[-1][1].model_copy(update={"arrivals": "sometimes"})
+    with pytest.raises(ValueError, match="last: arrivals 'sometimes'"):
+        check_all([*found, ("last", wrong)])
+
+
+def test_what_changes_while_a_sweep_runs_is_told(tmp_path: Path) -> None:
+    own = tmp_path / "own.csv"
+    own.write_text("x")
+    config = spelled(tmp_path, SPEC)[0].config.model_copy(update={"trace": str(own)})
+    found = [Cell(label="x", config=config.model_copy(update={"seed": seed})) for seed in (0, 1)]
+
+    def edit(config: RunConfig) -> Metrics:
+        own.write_text("edited")
+        raise RuntimeError("first")
+
+    keys = [cell.key for cell in found]
+    outcomes = [_run_cell(cell, key, tmp_path, edit) for cell, key in zip(found, keys, strict=True)]
+    assert [failure and failure.error for failure in outcomes] == [
+        "RuntimeError: first",
+        "ValueError: code or files changed while the sweep ran; start it again",
+    ]
+    assert [failure and failure.cell for failure in outcomes] == keys

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from sim.metrics import TARGET_ATTAINMENT
-from sim.plots.series import Panel, panels
-from sim.plots.style import GREY, Look, figure, legend_above, looks, styled
+from sim.plots.series import Panel, has_slo, panels
+from sim.plots.style import GREY, Look, PlainLog, figure, legend_above, looks, styled
 from sim.sweep import Row
 
 X_LABEL = "Offered load (requests/s per GPU)"
@@ -53,11 +53,13 @@ def draw_metric(
         points = curve.points(column)
         shown[curve.label].plot(axes, [x for x, _ in points], [y * scale for _, y in points], curve.label)
     axes.set_ylabel(label)
-    axes.set_xlim(left=0)
+    rates = [rate for curve in panel.curves for rate, _ in curve.rows]
+    axes.set_xlim(0, 1.025 * max(rates))
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     if log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(PlainLog())
     else:
         axes.set_ylim(bottom=0)
 
@@ -95,6 +97,8 @@ def _draw_attainment(axes: Axes, panel: Panel, shown: Mapping[str, Look]) -> Non
         axes.plot(0.05, height, look.marker, color=look.colour, markersize=3.5, transform=axes.transAxes, zorder=4)
         text = str(found).replace(">=", "\N{GREATER-THAN OR EQUAL TO}")
         _write(axes, 0.09, height, text, look.colour)
+    if not has_slo(panel):
+        _write(axes, 0.36, 0.5, "no SLO given", GREY)
     if knees:
         _write(axes, 0.03, 0.06 + 0.09 * len(knees), "knee", GREY)
 

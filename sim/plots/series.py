@@ -31,7 +31,7 @@ class Curve:
         return found
 
     def knee(self) -> Knee | None:
-        """Where its attainment falls below the target; None where nothing arrived."""
+        """Where its attainment falls below the target; None where nothing arrived or no SLO was given."""
         points = self.points("attainment")
         return knee([rate for rate, _ in points], [value for _, value in points]) if points else None
 
@@ -97,6 +97,11 @@ def _title(row: Row) -> str:
 def workload_name(trace: str) -> str:
     """A trace's short name: that of the workload or of the file."""
     return trace.rsplit("/", 1)[-1].removeprefix("workload:")
+
+
+def has_slo(panel: Panel) -> bool:
+    """Whether there is a limit at all, and with it an attainment and knees."""
+    return any(panel.slo[name] is not None for name in ("slo_ttft_s", "slo_ttft_per_token_s", "slo_tpot_s"))
 
 
 def slo_text(row: Row) -> str:

@@ -16,6 +16,9 @@ matplotlib.use("Agg")  # figures go to files; a window system may be absent
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
+
+from sim.rundir import replacing
 
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
 PURPLE, ORANGE, SKY, YELLOW, BLACK = "#CC79A7", "#E69F00", "#56B4E9", "#B8A800", "#000000"
@@ -81,7 +84,7 @@ class Look:
     line: str
 
     def plot(self, axes: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:
-        axes.plot(
+        (drawn,) = axes.plot(
             x,
             y,
             color=self.colour,
@@ -93,6 +96,8 @@ class Look:
             clip_on=False,
             zorder=3,
         )
+        # An empty series is for the legend only; its extent would count as one at the figure's corner.
+        drawn.set_in_layout(len(x) > 0)
 
 
 def looks(series: Iterable[tuple[str, str]]) -> dict[str, Look]:
@@ -132,14 +137,25 @@ def save(drawing: Figure, path: Path) -> tuple[Path, ...]:
     if path.suffix not in (".pdf", ".svg", ".png"):
         raise ValueError(f"{path}: a figure ends in .pdf, .svg or .png")
     twin = path.with_suffix(".pdf" if path.suffix == ".png" else ".png")
+    for target in (path, twin):
+        if target.is_dir():
+            raise ValueError(f"{target} is a directory; a figure is a file, choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
     for target in (path, twin):
         date = {".pdf": "CreationDate", ".svg": "Date"}.get(target.suffix)
-        partial = target.with_name(f".{target.stem}.partial{target.suffix}")
-        with matplotlib.rc_context(RC):
-            drawing.savefig(partial, metadata={date: None} if date else None)
-        partial.replace(target)
+        with matplotlib.rc_context(RC), replacing(target) as partial:
+            drawing.savefig(partial, format=target.suffix[1:], metadata={date: None} if date else None)
     return path, twin
+
+
+class PlainLog(LogFormatter):
+    """The labels between powers of ten as plain numbers, 0.06 and not 6x10^-2; as few as matplotlib chooses."""
+
+    def __init__(self) -> None:
+        super().__init__(labelOnlyBase=False)
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def styled() -> Any:

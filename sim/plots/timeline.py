@@ -22,7 +22,8 @@ MOST_INSTANCES = 4
 def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | None = None) -> Figure:
     """Four stacked panels an instance, up to four instances side by side.
 
-    ``sms`` is what a device has. Values are means over 1/240 of the span. Raises ValueError where no step ran
+    ``sms`` is what a device has. Steps whose SMs overlap share them in time: the stack of shares is cut at 100 %,
+    and what lies above is not drawn. Values are means over 1/240 of the span. Raises ValueError where no step ran
     between ``start_s`` and ``end_s`` (by default the run's end).
     """
     end_s = float(steps.end_s.max()) if end_s is None and len(steps) else end_s
@@ -71,13 +72,15 @@ def held(edges: Floats, start_s: Floats, end_s: Floats, value: Floats) -> Floats
 
 
 def _draw_shares(axes: Axes, steps: StepLog, here: NDArray[np.intp], edges: Floats, sms: int) -> None:
-    names, layers = [], []
+    names: list[str] = []
+    layers: list[Floats] = []
     for lane, name in enumerate(steps.lane_names):
         rows = here[(steps.lane[here] == lane) & (steps.sms[here] > 0)]
         if len(rows):
             share = held(edges, steps.start_s[rows], steps.end_s[rows], 100.0 * steps.sms[rows] / sms)
             names.append(f"{name} SMs")
-            layers.append(share)
+            # What is left of 100 %: overlapping steps are each logged with all the SMs that they take turns on.
+            layers.append(np.minimum(share, np.maximum(100.0 - sum(layers, np.zeros(len(share))), 0.0)))
     if layers:
         colours = [LANE_COLOURS.get(name.removesuffix(" SMs"), GREY) for name in names]
         axes.stackplot(_middles(edges), *layers, labels=names, colors=colours, linewidth=0)
