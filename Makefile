@@ -23,7 +23,7 @@ figures: demo
 	$(RUN)/bulletsim simulate --trace workload:code --rate 5 --requests 120 --policy bullet --model Llama-3.1-8B \
 	    --device A100-80G --slo-ttft-per-token 0.0015 --slo-ttft-floor 3.072 --slo-tpot 0.2 --out out/timeline --force
 	$(RUN)/bulletsim plot timeline out/timeline --out out/timeline/timeline.png
-	cp out/demo/frontier.png out/demo/latency.png out/timeline/timeline.png docs/figures/
+	cp out/demo/frontier.png out/demo/latency.png out/demo/knees.csv out/timeline/timeline.png docs/figures/
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
