@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.data import FOLDER, nothing_there  # noqa: E402
 from benchmarks.paper_kernels import table  # noqa: E402
-from sim import RunResult, ServingLoop, SimExecutor  # noqa: E402
+from sim import RunResult, ServingLoop  # noqa: E402
 from sim.config import RunConfig, checked  # noqa: E402
 from sim.metrics import FINISHED, REJECTED, summarise  # noqa: E402
 from sim.rundir import REQUESTS, STEPS, write_run  # noqa: E402
@@ -111,12 +111,12 @@ class Outcome(NamedTuple):
 def serve_whole(config: RunConfig) -> Outcome:
     """Serves, checks, writes and repeats one run."""
     prepared = prepare(config)
-    loop = loop_of(prepared)
+    loop = prepared.loop()
     start = time.perf_counter()
     result = loop.run()
     wall_s = time.perf_counter() - start
     ledger = ledger_fault(loop)
-    free, total = blocks_of(loop)
+    free, total = sum(loop.free_blocks()), prepared.limits.total_blocks * config.instances
     sha256, repeated = written_twice(prepared, result)
     records = result.records
     finished = records.state == FINISHED
@@ -136,20 +136,6 @@ def serve_whole(config: RunConfig) -> Outcome:
     )
 
 
-def loop_of(prepared: Prepared) -> ServingLoop:
-    """The loop that ``prepared.run()`` runs, kept so that it can be asked afterwards."""
-    config, latency = prepared.config, prepared.latency
-    return ServingLoop(
-        policy=prepared.policy,
-        arrivals=prepared.arrivals.source(prepared.trace, config.seed),
-        latency=latency,
-        executor=SimExecutor(latency=latency),
-        instances=config.instances,
-        slo=config.slo.value(),
-        limits=prepared.limits,
-    )
-
-
 def ledger_fault(loop: ServingLoop) -> str:
     """What ``loop.check()`` objects to; empty if nothing."""
     try:
@@ -157,12 +143,6 @@ def ledger_fault(loop: ServingLoop) -> str:
     except AssertionError as error:
         return str(error)
     return ""
-
-
-def blocks_of(loop: ServingLoop) -> tuple[int, int]:
-    """KV blocks free and there, over all instances; the loop shows its ledgers to policies alone, hence the reach."""
-    ledgers = [instance.ledger for instance in loop._instances]
-    return sum(ledger.free for ledger in ledgers), sum(ledger.total for ledger in ledgers)
 
 
 def written_twice(prepared: Prepared, result: RunResult) -> tuple[str, bool]:

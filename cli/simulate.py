@@ -138,6 +138,9 @@ def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: 
     if out is not None:
         check_target(out, force)
     prepared = prepare(config)
+    source = prepared.latency.model.source
+    if "read as a Llama-like decoder" in source and not quiet:
+        note(f"note: model {config.model}: {source}")
     result = _run(prepared, token_times, quiet or json)
     metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
     if len(result.records) and not metrics.arrived:

@@ -132,6 +132,10 @@ class ServingLoop:
             if coaster is not None and launch is not None and launch.step.again and self._finished == finished:
                 self._coast(coaster, launch, limit)
 
+    def free_blocks(self) -> tuple[int, ...]:
+        """Free KV blocks of each instance."""
+        return tuple(instance.ledger.free for instance in self._instances)
+
     def check(self) -> None:
         """Raises AssertionError unless every KV block is accounted for, on every instance."""
         for instance in self._instances:

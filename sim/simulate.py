@@ -38,6 +38,10 @@ class Prepared:
 
     def run(self, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:
         """Serves the trace. ``progress`` hears (finished requests, simulated seconds)."""
+        return self.loop(progress=progress, keep_token_times=keep_token_times).run()
+
+    def loop(self, *, progress: Progress | None = None, keep_token_times: bool = False) -> ServingLoop:
+        """The serving loop, about to start."""
         config = self.config
         return ServingLoop(
             policy=self.policy,
@@ -49,7 +53,7 @@ class Prepared:
             limits=self.limits,
             progress=progress,
             keep_token_times=keep_token_times,
-        ).run()
+        )
 
 
 def prepare(config: RunConfig) -> Prepared:

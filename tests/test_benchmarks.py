@@ -88,12 +88,13 @@ def test_whole_traces_fails_where_a_check_does(
 
 
 def test_a_ledger_that_lost_blocks_is_noticed(folder: Path) -> None:
-    loop = whole_traces.loop_of(whole_traces.prepare(next(whole_traces.configs(folder, "code", 20, None))))
+    prepared = whole_traces.prepare(next(whole_traces.configs(folder, "code", 20, None)))
+    loop = prepared.loop()
     loop.run()
+    assert loop.free_blocks() == (prepared.limits.total_blocks,)
     assert whole_traces.ledger_fault(loop) == ""
     loop._instances[0].ledger.take(1)
-    free, total = whole_traces.blocks_of(loop)
-    assert free == total - 1
+    assert loop.free_blocks() == (prepared.limits.total_blocks - 1,)
     assert "blocks held" in whole_traces.ledger_fault(loop)
 
 
