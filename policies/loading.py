@@ -41,11 +41,15 @@ def load(name: str, settings: Mapping[str, object] | None = None) -> Policy:
             raise ValueError(f"policy {name} has no setting {key!r}; known: {', '.join(fields)}")
         values[key] = _router(value) if key == "router" else _checked(name, fields[key], value)
     try:
-        return cast(Policy, cls(**values))
+        policy = cast(Policy, cls(**values))
+        fewest: object = policy.fewest_instances
     except ValueError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"policy {name} cannot be made: {type(error).__name__}: {error}") from error
+    if not isinstance(fewest, int) or fewest < 1:
+        raise ValueError(f"policy {name}: fewest_instances is {fewest!r}; it must be a whole number, 1 or more")
+    return policy
 
 
 def _router(value: object) -> object:

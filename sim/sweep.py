@@ -138,14 +138,25 @@ def _outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> 
 def _parallel_outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterator[Failure | None]:
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
+    from joblib.externals.loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped]
 
     # One BLAS thread a process: as many as there are cores in each would fight for them.
     with parallel_config(backend="loky", inner_max_num_threads=1):
         pool = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
+        failed: set[str] = set()
         try:
             with _interrupts_held():
                 outcomes = pool(delayed(_run_cell)(cell, cell.key, directory, run) for cell in todo)
-            yield from outcomes
+            for failure in outcomes:
+                failed |= set() if failure is None else {failure.cell}
+                yield failure
+        except TerminatedWorkerError:
+            # Which cell it was that killed its process, nobody can tell.
+            get_reusable_executor(reuse=True, kill_workers=True).shutdown(kill_workers=True)
+            lost = "a process died, killed or out of memory, with this cell or others undone; start the sweep again"
+            for cell in todo:
+                if cell.key not in failed and _stored(directory, cell) is None:
+                    yield _failure(cell, cell.key, lost)
         except BaseException:
             # Ctrl-C and SIGTERM end here; workers hear neither, and would go on until they idle.
             get_reusable_executor(reuse=True, kill_workers=True).shutdown(kill_workers=True)
@@ -179,17 +190,21 @@ def _run_cell(cell: Cell, key: str, directory: Path, run: Runner) -> Failure | N
         metrics = run(cell.config)
     except Exception as error:  # whatever one cell raises, the others go on
         message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return Failure(
-            cell=key,
-            policy=cell.label,
-            rate=cell.config.rate,
-            error=message,
-            shown=cell.shown,
-            point=cell.point,
-        )
+        return _failure(cell, key, message)
     with replacing(directory / CELLS / f"{key}.json") as partial:
         write_json(partial, {"config": cell.config.model_dump(mode="json"), "metrics": metrics.to_dict()})
     return None
+
+
+def _failure(cell: Cell, key: str, error: str) -> Failure:
+    return Failure(
+        cell=key,
+        policy=cell.label,
+        rate=cell.config.rate,
+        error=error,
+        shown=cell.shown,
+        point=cell.point,
+    )
 
 
 def _stored(directory: Path, cell: Cell) -> dict[str, Any] | None:

@@ -255,3 +255,22 @@ def test_knees_in_three_forms() -> None:
     assert "a         2.00         90.0            200" in " ".join(knee_tables(found).splitlines()[-2:-1])
     assert "| a | 2.00 | 90.0 | 200 | - |" in knee_markdown(found)
     assert knee_csv(found).splitlines()[1:] == ["code,a,2.0,crossing,2.0,0.9,0.2,", "code,b,,never,2.0,0.5,0.2,"]
+
+
+def test_a_process_that_dies_costs_its_cells_and_no_finished_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that is killed (here by its policy, elsewhere for want of memory) does not end the sweep in disorder."""
+    (tmp_path / "dies.py").write_text(
+        "from __future__ import annotations\nimport os\nfrom dataclasses import dataclass\n"
+        "from policies import ChunkedPrefill\n\n\n@dataclass(frozen=True, slots=True, kw_only=True)\n"
+        "class Dies(ChunkedPrefill):\n    def decide(self, view):\n        os._exit(9)\n"
+    )
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(
+        "base: {trace: workload:code, requests: 5, rate: 3, model: tiny, device: A100-80G}\n"
+        f'policies: [chunked, "{tmp_path / "dies.py"}:Dies"]\n'
+    )
+    assert run(["sweep", str(spec), "--out", str(tmp_path / "out"), "--jobs", "2", "--quiet"]) == 1
+    assert "a process died" in capsys.readouterr().err
+    assert "Dies" in (tmp_path / "out" / "failures.json").read_text()

@@ -30,6 +30,24 @@ class Bare:
     def decide(self, view): ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exits(ChunkedPrefill):
+    def __post_init__(self):
+        raise SystemExit(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raises(ChunkedPrefill):
+    @property
+    def fewest_instances(self):
+        raise RuntimeError("few")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Two(ChunkedPrefill):
+    fewest_instances: ClassVar[str] = "two"
+
+
 instance = Mine()
 """
 
@@ -89,6 +107,13 @@ def test_a_policy_of_ones_own(tmp_path: Path):
         load(f"{path}:Mine", {"bonus": "big"})
     with pytest.raises(ValueError, match="Bare lacks name, needs_truth, fewest_instances, router, roles, lanes; see"):
         load(f"{path}:Bare")
+    for wrong, complaint in (
+        ("Exits", "cannot be made: SystemExit: 0"),
+        ("Raises", "cannot be made: RuntimeError: few"),
+        ("Two", "fewest_instances is 'two'; it must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            load(f"{path}:{wrong}")
     for missing in ("Other", "NoDataclass", "instance"):
         with pytest.raises(ValueError, match=f"has no dataclass '{missing}' with a method decide"):
             load(f"{path}:{missing}")
