@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-WIDTH = 80
-
 
 def print_json(document: Mapping[str, Any] | Sequence[Any]) -> None:
     """The document on stdout, where nothing else goes with ``--json``."""

@@ -240,7 +240,8 @@ class View(Protocol):
         """The longest next decode step after which ``share`` of the decoding requests have TPOT within the SLO.
 
         A request with g tokens whose first came t seconds ago has a TPOT of (t + T) / g after a step of T seconds.
-        Infinite without a TPOT SLO or requests, negative where no step is short enough.
+        Infinite without a TPOT SLO or requests, negative where no step is short enough. While a step is in flight, a
+        request that joined during it counts as one token behind.
         """
         ...
 

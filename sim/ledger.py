@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from policies.admission import blocks_for
+
 
 class BlockLedger:
     """Counts blocks. Who holds them follows from the requests' token counts; ``Instance.check`` compares the two."""
@@ -17,7 +19,7 @@ class BlockLedger:
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold this many tokens of one request."""
-        return -(-tokens // self.block_tokens)
+        return blocks_for(tokens, self.block_tokens)
 
     def take(self, blocks: int) -> None:
         """Takes blocks; the caller has checked that they are free."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.admission import blocks_for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -22,5 +24,5 @@ class Limits:
         """
         if prompt_tokens + output_tokens > self.context_tokens:
             return "context"
-        needed = -(-(prompt_tokens + output_tokens - 1) // self.block_tokens)
+        needed = blocks_for(prompt_tokens + output_tokens - 1, self.block_tokens)
         return "kv_capacity" if needed > self.total_blocks else ""

@@ -251,8 +251,7 @@ class ServingLoop:
             end_s = coaster.alone(work, step.sms, predicted, latency, until_s)
             if end_s is None:
                 return
-            self._launches += 1
-            ledger.free = free_blocks
+            ledger.take(demand)
             cohort.start_step()
             clock.now_s = end_s
             seconds, source = predicted

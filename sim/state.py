@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 
+from policies.admission import blocks_for
 from policies.api import Chunk
 from profiler.work import Work
 
@@ -163,7 +164,7 @@ class DecodeCohort:
     def blocks(self, request: RequestState) -> int:
         """KV blocks a member holds, that of the step in flight included."""
         tokens = request.prefill_tokens + self.started - request.joined_step
-        return -(-tokens // self._block_tokens)
+        return blocks_for(tokens, self._block_tokens)
 
     @property
     def block_demand(self) -> int:

@@ -331,7 +331,6 @@ def test_closed_specs_cannot_be_applied_or_given_a_rate() -> None:
         traces.parse_arrivals("closed:2.5").source(trace_of(2))
 
 
-@pytest.mark.wallclock
 def test_sessions_and_blocks_go_with_their_requests() -> None:
     trace = replace(trace_of(2, [0, 1]), session_ids=("s", None), block_hashes=((1, 2), (3,)), block_tokens=1)
     source = OpenArrivals(trace)
