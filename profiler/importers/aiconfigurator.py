@@ -3,11 +3,11 @@
 ``*gemm_perf*``: gemm_dtype, m, n, k. ``*context_attention_perf*``: prefill of a whole batch of batch_size sequences
     of isl new tokens each, over step cached ones. ``*generation_attention_perf*``: one new token in each of
     batch_size sequences of isl + step tokens, the new one included (isl is 1).
-``*custom_allreduce_perf*`` and ``*nccl_perf*``: message_size counts elements, not bytes: on one device and size, NCCL
-    takes twice as long for half as for int8, and only as elements do the largest messages come near the link's
-    rate (8 H100: 234 GB/s over the bus if bytes, 469 of 450 and the switch's own sums if elements of 2 bytes).
-    A framework's own all-reduce was timed in a CUDA graph and launched from the host; the latter is 5 times slower
-    for short messages and not read, as launches are counted by themselves.
+``*custom_allreduce_perf*`` and ``*nccl_perf*``: message_size counts elements, not bytes. At equal sizes NCCL takes
+    twice as long for half as for int8, and read as bytes the largest message would cross 8 H100s at 234 GB/s of
+    their 450 each way; as elements of 2 bytes it is 469, with the switch summing. A framework's own all-reduce was
+    timed in a CUDA graph and launched from the host; the latter takes 20 us at least and is not read, as launches
+    are counted by themselves.
 
 fp8 attention: dtype says what the cache holds, ``attn_dtype`` what is multiplied. Decode is read with a cache of
 either, prefill in bf16 throughout. Other precisions, sliding windows, other collectives are left out and counted;
@@ -23,14 +23,18 @@ from typing import Literal
 import pandas as pd
 
 from profiler import presets
+from profiler.importers import package
+from profiler.importers.package import PACKAGE
 from profiler.importers.tables import SUFFIXES, Gathered, Table, check_device
 from profiler.profile import Profile
 
-PACKAGE = "aiconfigurator-core"
 LICENCE = "Apache-2.0"
 
 Fp8 = Literal["tensor", "block"]
 """Which fp8 products: one scale a tensor or row, or one a block of 128 x 128 weights."""
+
+AllReduce = Literal["custom", "nccl"]
+"""Whose all-reduces of an installed package: the framework's own, or NCCL's. A profile holds those of one."""
 
 _BF16 = ("bfloat16", "bf16", "half", "float16")
 _FP8 = {"tensor": "fp8", "block": "fp8_block"}
@@ -38,23 +42,46 @@ _HEADS = {"heads": "num_heads", "kv_heads": "num_key_value_heads", "head_dim": "
 _LATENCY = ("latency", "latency_ms")
 
 
-def read_tables(
-    paths: Sequence[Path], device: str, *, fp8: Fp8 = "tensor", skip_bad: bool = False, origin: str | None = None
-) -> Profile:
+def read_tables(paths: Sequence[Path], device: str, *, fp8: Fp8 = "tensor", skip_bad: bool = False) -> Profile:
     """A profile of the tables at ``paths``, or in the folders among them, which say what they hold by their names.
 
     Raises ValueError, in one line with the file's name, for what cannot be read or was measured on another device.
     """
     gathered = Gathered(presets.device(device), skip_bad)
     files = [file for path in paths for file in _files(path)]
+    return _read(gathered, files, fp8, f"AIConfigurator ({PACKAGE}, {LICENCE})")
+
+
+def read_package(
+    device: str,
+    backend: str = "vllm",
+    version: str | None = None,
+    *,
+    fp8: Fp8 = "tensor",
+    all_reduce: AllReduce = "custom",
+    skip_bad: bool = False,
+) -> Profile:
+    """A profile of the tables that the installed package holds of ``device`` under a serving framework.
+
+    ``version``: of the framework, by default the newest of each table. All-reduces are of the named version or, where
+    they were not measured under it, of the newest before it. Raises ValueError where the package is not installed or
+    has no such tables.
+    """
+    spec = presets.device(device)
+    installed = package.installed()
+    files = package.tables(installed, spec.name, backend, version, nccl=all_reduce == "nccl")
+    gathered = Gathered(spec, skip_bad, installed.data)
+    return _read(gathered, files, fp8, f"{PACKAGE} {installed.version} ({LICENCE})")
+
+
+def _read(gathered: Gathered, files: Sequence[Path], fp8: Fp8, whence: str) -> Profile:
     kernels: dict[str, list[str]] = {}
     for file in files:
         name, read = _reader(file)
         table = _opened(gathered, file, name)
-        kernels[file.name] = sorted(set(table.texts("kernel_source"))) if "kernel_source" in table.frame else []
+        kernels[name] = sorted(set(table.texts("kernel_source"))) if "kernel_source" in table.frame else []
         read(gathered, table, fp8)
-    names = ", ".join(file.name for file in files)
-    return gathered.profile(origin or f"AIConfigurator ({PACKAGE}, {LICENCE}): {names}", kernels=kernels, fp8=fp8)
+    return gathered.profile(f"{whence}: {', '.join(gathered.files)}", kernels=kernels, fp8=fp8)
 
 
 def _files(path: Path) -> list[Path]:
@@ -78,7 +105,7 @@ def _reader(path: Path) -> tuple[str, Callable[[Gathered, Table, Fp8], None]]:
 def _opened(gathered: Gathered, path: Path, name: str) -> Table:
     """The table, its device checked and its latency under one name."""
     needed, _ = _READERS[name]
-    optional = ("kernel_source", "op_name", "attn_dtype", "kv_cache_dtype", "window_size", *_LATENCY)
+    optional = ("kernel_source", "attn_dtype", "kv_cache_dtype", "window_size", *_LATENCY)
     table = gathered.open(path, ("device", *needed), optional)
     latency = next((column for column in _LATENCY if column in table.frame), None)
     if latency is None:

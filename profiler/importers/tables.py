@@ -22,6 +22,7 @@ from profiler.specs import DeviceSpec
 
 MOST = float(2**53)
 """Counts above it are no counts, and a float would not hold them exactly."""
+_POINTER = b"version https://git-lfs"
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
 
 
@@ -74,6 +75,9 @@ def read_table(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) 
 
 
 def _read_csv(path: Path) -> pd.DataFrame:
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise ValueError(f"{path}: Git LFS's pointer to the table, not the table; run git lfs pull there")
     # As text, so that a refusal can show what the file holds.
     frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig")
     return frame.rename(columns=str.strip)
@@ -101,17 +105,19 @@ def check_device(path: Path, found: str, device: DeviceSpec) -> None:
 
 @dataclass(slots=True)
 class Gathered:
-    """Rows of a profile in the making, with what was left out of them and why."""
+    """Rows of a profile in the making, with what was left out of them and why; files are named from ``root`` on."""
 
     device: DeviceSpec
     skip_bad: bool = False
+    root: Path | None = None
     parts: dict[str, list[pd.DataFrame]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
 
     def open(self, path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> Table:
         table = read_table(path, needed, optional)
-        self.files[path.name] = sha256(path)
+        name = path.name if self.root is None else path.relative_to(self.root).as_posix()
+        self.files[name if name not in self.files else path.as_posix()] = sha256(path)
         return table
 
     def keep(self, table: Table, wanted: pd.Series[bool], others: str) -> Table:
