@@ -10,11 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from profiler.latency import Source
 from profiler.specs import DTYPE_BYTES, DeviceSpec, DType, ModelSpec
 from profiler.tiles import plan_gemm
 from profiler.work import Work
 
 Kind = Literal["gemm", "attention", "memory", "link"]
+
+Chunks = tuple[tuple[int, int], ...]
+"""(new, cached) tokens of each sequence of one prefill attention launch."""
 
 ATTENTION_ROWS = 128
 """Query rows of one block of prefill attention (paper, table 2: one block per head and 128 rows)."""
@@ -29,6 +33,9 @@ class Kernel(NamedTuple):
     blocks: thread blocks q, and ``block_flops`` what one issues, padding and masked parts included. None where the
         kernel sizes its grid to fill the SMs it runs on, so that no wave is lost.
     link_bytes: what one device sends to its neighbours.
+    op: what was measured under this name (profiler.profile.SHAPES); ``size`` the dimension that grows with the batch
+        (rows, tokens, context tokens, bytes), ``dims`` the others, ``chunks`` those of prefill attention.
+    alpha: measured time over that of the formula, and the ``source`` that this rests on.
     """
 
     name: str
@@ -40,6 +47,12 @@ class Kernel(NamedTuple):
     block_flops: float = 0.0
     link_bytes: float = 0.0
     runs: float = 1.0
+    op: str = ""
+    size: float = 0.0
+    dims: tuple[int, ...] = ()
+    chunks: Chunks = ()
+    alpha: float = 1.0
+    source: Source = "roofline"
 
 
 class DecodeAttention(NamedTuple):
@@ -48,6 +61,126 @@ class DecodeAttention(NamedTuple):
     flops_per_token: float
     bytes_per_token: float
     bytes_per_request: float
+
+
+def gemm(
+    name: str, rows: float, columns: int, depth: int, device_sms: int, dtype: DType = "bf16", groups: float = 1.0
+) -> Kernel:
+    """``groups`` products (rows x depth) x (depth x columns) with different weights, over ``rows`` rows altogether."""
+    blocks, block_flops = plan_gemm(rows / groups, columns, depth, device_sms, groups)
+    weights = groups * columns * depth * DTYPE_BYTES[dtype]
+    activations = rows * (columns + depth) * ACTIVATION_BYTES
+    return Kernel(
+        name,
+        "gemm",
+        flops=2.0 * rows * columns * depth,
+        dram_bytes=weights + activations,
+        dtype=dtype,
+        blocks=blocks,
+        block_flops=block_flops,
+        op="gemm",
+        size=rows / groups,
+        dims=(columns, depth),
+    )
+
+
+def prefill_attention(chunks: Chunks, heads: int, kv_heads: int, head_dim: int, kv_dtype: DType = "bf16") -> Kernel:
+    """Causal attention of one layer: of each sequence ``new`` queries over ``cached`` + ``new`` keys, in one launch.
+
+    A block takes 128 query rows of a head (fewer, by powers of two down to 16, for a shorter chunk) and walks all
+    keys up to its last row. With several sequences ``block_flops`` is the mean over their blocks.
+    """
+    flops = moved = issued = 0.0
+    blocks = 0
+    for new, cached in chunks:
+        rows, row_blocks = attention_rows(new)
+        flops += 4.0 * heads * head_dim * new * (cached + (new + 1) / 2)
+        kv_bytes = 2 * kv_heads * head_dim * DTYPE_BYTES[kv_dtype]
+        moved += 2.0 * ACTIVATION_BYTES * heads * head_dim * new + kv_bytes * (new + cached)
+        blocks += heads * row_blocks
+        issued += heads * row_blocks * 4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2)
+    return Kernel(
+        "attention_prefill",
+        "attention",
+        flops=flops,
+        dram_bytes=moved,
+        blocks=blocks,
+        block_flops=issued / blocks,
+        op="attention_prefill",
+        dims=(heads, kv_heads, head_dim, DTYPE_BYTES[kv_dtype]),
+        chunks=chunks,
+    )
+
+
+def attention_rows(new: int) -> tuple[int, int]:
+    """(query rows of one block, blocks a head) of a chunk of ``new`` tokens."""
+    rows = ATTENTION_ROWS if new > ATTENTION_ROWS else max(16, 1 << (new - 1).bit_length())
+    return rows, -(-new // rows)
+
+
+def decode_attention(
+    requests: int, context_tokens: float, heads: int, kv_heads: int, head_dim: int, kv_dtype: DType = "bf16"
+) -> Kernel:
+    """Attention of one layer for one new token in each of ``requests`` sequences over ``context_tokens`` keys in all.
+
+    Split along the keys (flash decoding), so that the blocks fill any number of SMs.
+    """
+    rates = decode_rates(heads, kv_heads, head_dim, kv_dtype)
+    return Kernel(
+        "attention_decode",
+        "attention",
+        flops=context_tokens * rates.flops_per_token,
+        dram_bytes=context_tokens * rates.bytes_per_token + requests * rates.bytes_per_request,
+        op="attention_decode",
+        size=context_tokens,
+        dims=(requests, heads, kv_heads, head_dim, DTYPE_BYTES[kv_dtype]),
+    )
+
+
+def decode_rates(heads: int, kv_heads: int, head_dim: int, kv_dtype: DType) -> DecodeAttention:
+    width = heads * head_dim
+    kv_bytes = 2 * kv_heads * head_dim * DTYPE_BYTES[kv_dtype]
+    return DecodeAttention(4.0 * width, kv_bytes, 2.0 * width * ACTIVATION_BYTES)
+
+
+def elementwise(op: str, name: str, tokens: float, dims: tuple[int, ...], elements: float, extra: float = 0) -> Kernel:
+    """A kernel that only moves ``elements`` activations and ``extra`` bytes; its arithmetic is not counted."""
+    moved = elements * ACTIVATION_BYTES + extra
+    return Kernel(name, "memory", dram_bytes=moved, op=op, size=tokens, dims=dims)
+
+
+def norm(name: str, tokens: float, width: int) -> Kernel:
+    """RMSNorm fused with the residual sum: reads both, writes both."""
+    return elementwise("norm", name, tokens, (width,), 4 * tokens * width)
+
+
+def rotary(tokens: int, heads: int, kv_heads: int, head_dim: int, kv_dtype: DType = "bf16") -> Kernel:
+    """Rotary positions in place, and K and V written to the cache in its own dtype."""
+    query, kv = heads * head_dim, kv_heads * head_dim
+    written = tokens * 2 * kv * DTYPE_BYTES[kv_dtype]
+    moved = tokens * (2 * query + 2 * kv)
+    return elementwise("rotary", "rotary_and_kv_write", tokens, (heads, kv_heads, head_dim), moved, written)
+
+
+def activation(name: str, tokens: float, width: int, inputs: int = 2) -> Kernel:
+    """SiLU of the gate times up (or one input alone): ``width`` columns out."""
+    return elementwise("activation", name, tokens, (width,), (inputs + 1) * tokens * width)
+
+
+def embedding(tokens: int, width: int, tables: int = 1) -> Kernel:
+    """Look-up of ``tokens`` rows in one table or two (learned positions), written once."""
+    return elementwise("embedding", "embedding", tokens, (width,), (1 + tables) * tokens * width)
+
+
+def sampling(rows: int, vocab: int) -> Kernel:
+    """Reads the logits of ``rows`` sequences twice: softmax and choice."""
+    return elementwise("sampling", "sampling", rows, (vocab,), 2 * rows * vocab)
+
+
+def all_reduce(name: str, reduced_bytes: float, devices: int) -> Kernel:
+    """A ring all-reduce: every device sends 2 (n - 1) / n of the array."""
+    sent = 2 * (devices - 1) / devices * reduced_bytes
+    return Kernel(name, "link", link_bytes=sent, op="all_reduce", size=reduced_bytes, dims=(devices,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +206,7 @@ class Shard:
         model = self.model
         heads, kv_heads = model.heads // self.tensor_parallel, max(1, model.kv_heads // self.tensor_parallel)
         kv_bytes = 2 * kv_heads * model.head_dim * DTYPE_BYTES[model.kv_dtype]
-        width = heads * model.head_dim
-        rates = DecodeAttention(4.0 * width, kv_bytes, 2.0 * width * ACTIVATION_BYTES)
+        rates = decode_rates(heads, kv_heads, model.head_dim, model.kv_dtype)
         object.__setattr__(self, "heads", heads)
         object.__setattr__(self, "kv_heads", kv_heads)
         object.__setattr__(self, "kv_bytes_per_token_layer", kv_bytes)
@@ -114,7 +246,8 @@ class Shard:
         model = self.model
         layers = model.layers if work.layers is None else work.layers
         in_layers = self.layer_kernels(work.new_tokens)
-        in_layers += [self.attention_prefill(new, cached) for new, cached in work.prefill]
+        if work.prefill:
+            in_layers.append(self.attention_prefill(work.prefill))
         if work.decode_requests:
             in_layers.append(self.attention_decode(work.decode_requests, work.decode_context_tokens))
         launched = [kernel._replace(runs=kernel.runs * layers) for kernel in in_layers]
@@ -128,7 +261,7 @@ class Shard:
         model = self.model
         sparse = model.moe_layers / model.layers
         kernels = self._projections(tokens)
-        kernels.append(self._norm("mlp_norm", tokens))
+        kernels.append(norm("mlp_norm", tokens, model.hidden))
         if sparse < 1:
             width = model.intermediate // self.tensor_parallel
             kernels += [kernel._replace(runs=1 - sparse) for kernel in self._mlp("", tokens, width)]
@@ -136,80 +269,51 @@ class Shard:
             kernels += [kernel._replace(runs=sparse) for kernel in self._experts(tokens)]
         return kernels + self._all_reduce("mlp_all_reduce", tokens)
 
-    def attention_prefill(self, new: int, cached: int) -> Kernel:
-        """Causal attention of one sequence: ``new`` queries over ``cached`` + ``new`` keys.
+    def attention_prefill(self, chunks: Chunks) -> Kernel:
+        """Attention of one layer for all prefilling sequences of a launch; see :func:`prefill_attention`."""
+        return prefill_attention(chunks, self.heads, self.kv_heads, self.model.head_dim, self.model.kv_dtype)
 
-        A block takes 128 query rows of a head (fewer, by powers of two down to 16, for a shorter chunk) and walks
-        all keys up to its last row. Sequences run one after another.
-        """
-        heads, head_dim = self.heads, self.model.head_dim
-        rows = ATTENTION_ROWS if new > ATTENTION_ROWS else max(16, 1 << (new - 1).bit_length())
-        row_blocks = -(-new // rows)
-        return Kernel(
-            "attention_prefill",
-            "attention",
-            4.0 * heads * head_dim * new * (cached + (new + 1) / 2),
-            2.0 * ACTIVATION_BYTES * heads * head_dim * new + self.kv_bytes_per_token_layer * (new + cached),
-            "bf16",
-            heads * row_blocks,
-            4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2),
-        )
-
-    def attention_decode(self, requests: int, context_tokens: int) -> Kernel:
-        """Attention of one new token in each of ``requests`` sequences over ``context_tokens`` keys altogether.
-
-        Split along the keys (flash decoding), so that the blocks fill any number of SMs.
-        """
-        rates = self.decode_attention
-        return Kernel(
-            "attention_decode",
-            "attention",
-            flops=context_tokens * rates.flops_per_token,
-            dram_bytes=context_tokens * rates.bytes_per_token + requests * rates.bytes_per_request,
-        )
+    def attention_decode(self, requests: int, context_tokens: float) -> Kernel:
+        """Attention of one layer for all decoding sequences of a launch; see :func:`decode_attention`."""
+        model = self.model
+        return decode_attention(requests, context_tokens, self.heads, self.kv_heads, model.head_dim, model.kv_dtype)
 
     def embedding_kernels(self, tokens: int) -> list[Kernel]:
         """Table look-up of ``tokens`` tokens, once a pass; under tensor parallelism the parts are summed."""
         tables = 2 if self.model.learned_positions else 1
-        lookup = self._memory("embedding", (1 + tables) * tokens * self.model.hidden)
-        return [lookup, *self._all_reduce("embedding_all_reduce", tokens)]
+        return [embedding(tokens, self.model.hidden, tables), *self._all_reduce("embedding_all_reduce", tokens)]
 
     def head_kernels(self, rows: int) -> list[Kernel]:
         """Final norm, LM head and sampling for ``rows`` sequences."""
         model, ways = self.model, self.tensor_parallel
         columns = -(-model.vocab // ways)
         kernels = [
-            self._norm("final_norm", rows),
+            norm("final_norm", rows, model.hidden),
             self._gemm("lm_head", rows, columns, model.hidden, dtype="bf16"),
         ]
         if ways > 1:
             sent = rows * columns * ACTIVATION_BYTES * (ways - 1)
             kernels.append(Kernel("logits_all_gather", "link", link_bytes=sent))
-        return [*kernels, self._memory("sampling", 2 * rows * model.vocab)]
+        return [*kernels, sampling(rows, model.vocab)]
 
     def _projections(self, tokens: int) -> list[Kernel]:
         model = self.model
         query, kv = self.heads * model.head_dim, self.kv_heads * model.head_dim
         kernels = [
-            self._norm("attention_norm", tokens),
+            norm("attention_norm", tokens, model.hidden),
             self._gemm("qkv", tokens, query + 2 * kv, model.hidden),
         ]
         if model.qk_norm:
-            kernels.append(self._memory("qk_norm", 2 * tokens * (query + kv)))
-        kernels.append(self._rotary(tokens, query, kv))
+            kernels.append(elementwise("", "qk_norm", tokens, (), 2 * tokens * (query + kv)))
+        kernels.append(rotary(tokens, self.heads, self.kv_heads, model.head_dim, model.kv_dtype))
         kernels.append(self._gemm("o", tokens, model.hidden, query))
         return kernels + self._all_reduce("attention_all_reduce", tokens)
-
-    def _rotary(self, tokens: int, query: int, kv: int) -> Kernel:
-        """Rotary positions in place, and K and V written to the cache in its own dtype."""
-        moved = tokens * (2 * query + 2 * kv) * ACTIVATION_BYTES + tokens * self.kv_bytes_per_token_layer
-        return Kernel("rotary_and_kv_write", "memory", dram_bytes=moved)
 
     def _mlp(self, prefix: str, tokens: int, width: int) -> list[Kernel]:
         hidden, inputs = self.model.hidden, self.model.mlp_matrices - 1
         return [
             self._gemm(f"{prefix}gate_up", tokens, inputs * width, hidden),
-            self._memory(f"{prefix}activation", (inputs + 1) * tokens * width),
+            activation(f"{prefix}activation", tokens, width, inputs),
             self._gemm(f"{prefix}down", tokens, hidden, width),
         ]
 
@@ -227,12 +331,12 @@ class Shard:
         routed = tokens * chosen
         kernels = [
             self._gemm("router", tokens, model.experts, model.hidden, dtype="bf16"),
-            self._memory("top_k", 2 * tokens * model.experts),
-            self._memory("dispatch", (tokens + routed) * model.hidden),
+            elementwise("", "top_k", tokens, (), 2 * tokens * model.experts),
+            elementwise("", "dispatch", tokens, (), (tokens + routed) * model.hidden),
             self._grouped("experts_gate_up", routed, inputs * width, model.hidden, touched),
-            self._memory("experts_activation", (inputs + 1) * routed * width),
+            activation("experts_activation", routed, width, inputs),
             self._grouped("experts_down", routed, model.hidden, width, touched),
-            self._memory("combine", (tokens + routed) * model.hidden),
+            elementwise("", "combine", tokens, (), (tokens + routed) * model.hidden),
         ]
         if model.shared_intermediate:
             kernels += self._mlp("shared_", tokens, model.shared_intermediate // ways)
@@ -244,33 +348,10 @@ class Shard:
     def _grouped(
         self, name: str, rows: int, columns: int, depth: int, groups: float, dtype: DType | None = None
     ) -> Kernel:
-        """``groups`` products with different weights, over ``rows`` rows altogether."""
-        dtype = dtype or self.model.dtype
-        blocks, block_flops = plan_gemm(rows / groups, columns, depth, self.device.sms, groups)
-        weights = groups * columns * depth * DTYPE_BYTES[dtype]
-        activations = rows * (columns + depth) * ACTIVATION_BYTES
-        return Kernel(
-            name,
-            "gemm",
-            flops=2.0 * rows * columns * depth,
-            dram_bytes=weights + activations,
-            dtype=dtype,
-            blocks=blocks,
-            block_flops=block_flops,
-        )
-
-    def _norm(self, name: str, rows: int) -> Kernel:
-        """RMSNorm fused with the residual sum: reads both, writes both."""
-        return self._memory(name, 4 * rows * self.model.hidden)
-
-    def _memory(self, name: str, elements: float) -> Kernel:
-        """A kernel that only moves ``elements`` activations through DRAM; its arithmetic is not counted."""
-        return Kernel(name, "memory", dram_bytes=elements * ACTIVATION_BYTES)
+        return gemm(name, rows, columns, depth, self.device.sms, dtype or self.model.dtype, groups)
 
     def _all_reduce(self, name: str, tokens: int) -> list[Kernel]:
-        """A ring all-reduce of the hidden states: every device sends 2 (n - 1) / n of them."""
-        ways = self.tensor_parallel
-        if ways == 1:
+        """An all-reduce of the hidden states."""
+        if self.tensor_parallel == 1:
             return []
-        sent = 2 * (ways - 1) / ways * tokens * self.model.hidden * ACTIVATION_BYTES
-        return [Kernel(name, "link", link_bytes=sent)]
+        return [all_reduce(name, tokens * self.model.hidden * ACTIVATION_BYTES, self.tensor_parallel)]

@@ -1,19 +1,22 @@
-"""Times of launches under the SM-scaling roofline, tabulated so that one costs a few look-ups.
+"""Times of launches as sums over kernels, tabulated so that one costs a few look-ups.
 
-A launch is a sum over its kernels. All of a layer but attention depends on the number of tokens alone, the head on
-the number of sequences alone, prefill attention on each sequence alone, and decode attention is linear in the batch;
-so the sum is four parts, of which three are kept in tables. ``kernel_time`` is the formula; nothing else computes one.
+All of a layer but attention depends on the number of tokens alone, the head on the number of sequences alone, prefill
+attention on the sequences being prefilled, and decode attention on the batch and its context; so the sum is four
+parts, each kept in a table. ``KernelClock`` is the formula; nothing else computes a time.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from bisect import bisect_right
+from itertools import pairwise
+from typing import NamedTuple, Protocol, TypeVar
 
-from profiler.kernels import Kernel, Shard
-from profiler.tiles import waves
+from profiler.kernels import Chunks, Kernel, Shard
+from profiler.kerneltime import KernelClock, KernelTime
+from profiler.latency import Source
 from profiler.work import Work
 
-TABLE_ENTRIES = 4096
+TABLE_ENTRIES = 32_768
 """Entries that one table (of one number of SMs) keeps before it starts anew."""
 
 
@@ -21,26 +24,32 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Peaks(NamedTuple):
-    """What kernels reach on a whole device when no wave is lost: FLOP/s by kind and dtype, and bytes/s."""
+class Calibration(Protocol):
+    """What measurements say of a kernel: the same kernel with its ``alpha`` and ``source``."""
 
-    flops: dict[tuple[str, str], float]
-    dram_bytes_per_s: float
+    def calibrated(self, kernel: Kernel) -> Kernel: ...
+
+    def context_knots(self, kernel: Kernel) -> list[float]:
+        """Context tokens of a decode attention at which alpha is known, ascending; linear between them."""
+        ...
 
 
-class KernelTime(NamedTuple):
-    """A kernel, the seconds of all its ``runs`` launches, and what bounds it: compute, dram or link."""
+class _Segment(NamedTuple):
+    """Decode attention of one layer from a context on: seconds, and those bound by DRAM, linear in the context."""
 
-    kernel: Kernel
     seconds: float
-    bound: str
+    seconds_a_token: float
+    dram: float
+    dram_a_token: float
+    source: Source
 
 
 class _Times(NamedTuple):
-    """Seconds, and those of them that DRAM bounds."""
+    """Seconds, those of them that DRAM bounds, and what most of them rest on."""
 
     seconds: float
     dram_seconds: float
+    source: Source
 
 
 class _Cost(NamedTuple):
@@ -50,7 +59,11 @@ class _Cost(NamedTuple):
 
 def _sum(times: list[KernelTime]) -> _Times:
     dram = sum(time.seconds for time in times if time.bound == "dram")
-    return _Times(sum(time.seconds for time in times), dram)
+    by_source: dict[Source, float] = {}
+    for time in times:
+        by_source[time.source] = by_source.get(time.source, 0.0) + time.seconds
+    source = max(by_source, key=by_source.__getitem__)
+    return _Times(sum(time.seconds for time in times), dram, source)
 
 
 def _cost(kernels: list[Kernel]) -> _Cost:
@@ -61,83 +74,77 @@ class StepTable:
     """Launch times of one shard. Holds no settings of its own; tables grow as shapes are met."""
 
     __slots__ = (
-        "_bandwidth",
-        "_chunk_costs",
-        "_chunks",
+        "_attention",
+        "_attention_costs",
+        "_calibration",
+        "_clock",
         "_decode",
         "_head_costs",
+        "_head_kernels",
         "_heads",
         "_layer_costs",
         "_layer_kernels",
         "_layers",
         "_model_layers",
         "_shard",
-        "_sm_flops",
     )
 
-    def __init__(self, shard: Shard, peaks: Peaks) -> None:
+    def __init__(self, shard: Shard, clock: KernelClock, calibration: Calibration | None = None) -> None:
         shares = range(shard.device.sms + 1)
-        device = shard.device
         self._shard = shard
-        self._sm_flops = {key: flops / device.sms for key, flops in peaks.flops.items()}
-        self._bandwidth = [peaks.dram_bytes_per_s * min(1.0, sms / device.bandwidth_knee_sms) for sms in shares]
+        self._clock = clock
+        self._calibration = calibration
         self._model_layers = shard.model.layers
         self._layers: list[dict[int, tuple[_Times, _Times]]] = [{} for _ in shares]
         self._heads: list[dict[int, _Times]] = [{} for _ in shares]
-        self._chunks: list[dict[tuple[int, int], _Times]] = [{} for _ in shares]
-        self._decode = [(0.0, 0.0, 0.0), *(self._decode_rates(sms) for sms in shares[1:])]
+        self._attention: list[dict[Chunks, _Times]] = [{} for _ in shares]
+        self._decode: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
         self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
+        self._head_kernels: dict[int, list[Kernel]] = {}
         self._layer_costs: dict[int, tuple[_Cost, _Cost]] = {}
         self._head_costs: dict[int, _Cost] = {}
-        self._chunk_costs: dict[tuple[int, int], _Cost] = {}
+        self._attention_costs: dict[Chunks, _Cost] = {}
 
     def kernel_time(self, kernel: Kernel, sms: int) -> KernelTime:
-        """T = max(q f_b / C_p, m / D_p), with waves in C_p and the bandwidth knee in D_p; links ignore SMs."""
-        _, kind, flops, dram_bytes, dtype, blocks, block_flops, link_bytes, runs = kernel
-        if kind == "link":
-            device = self._shard.device
-            seconds = device.link_latency_s + link_bytes / device.link_bytes_per_s
-            return KernelTime(kernel, runs * seconds, "link")
-        moved = dram_bytes / self._bandwidth[sms]
-        if kind == "memory":
-            return KernelTime(kernel, runs * moved, "dram")
-        flops_of_one_sm = self._sm_flops[kind, dtype]
-        if blocks is None:
-            computed = flops / (flops_of_one_sm * sms)
-        else:
-            computed = waves(blocks, sms) * block_flops / flops_of_one_sm
-        if computed > moved:
-            return KernelTime(kernel, runs * computed, "compute")
-        return KernelTime(kernel, runs * moved, "dram")
+        """A kernel of this shard alone on ``sms`` SMs, calibrated where there are measurements."""
+        if kernel.op != "attention_decode":
+            return self._clock.time(self._calibrated([kernel])[0], sms)
+        context, requests = round(kernel.size), kernel.dims[0]
+        starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
+        segment = segments[max(0, bisect_right(starts, context) - 1)]
+        seconds = kernel.runs * (segment.seconds + context * segment.seconds_a_token)
+        return KernelTime(kernel, seconds, "dram" if segment.dram else "compute", segment.source)
 
-    def launch(self, work: Work, sms: int) -> tuple[float, float]:
-        """(seconds, those of them bound by DRAM) of a launch alone on ``sms`` SMs, host overhead excluded.
+    def launch(self, work: Work, sms: int) -> tuple[float, float, Source]:
+        """(seconds, those of them bound by DRAM, what most rest on) of a launch alone on ``sms`` SMs, host excluded.
 
         Raises ValueError for token counts that no launch has.
         """
         prefill, tokens, context, layers, head, _ = work
         seconds = dram = 0.0
+        source: Source = "roofline"
         if tokens:
             if context < tokens:
                 raise _bad(work)
-            token_flops_s, token_bytes_s, request_bytes_s = self._decode[sms]
-            moved = context * token_bytes_s + tokens * request_bytes_s
-            computed = context * token_flops_s
-            if computed > moved:
-                seconds = computed
-            else:
-                seconds = dram = moved
+            starts, segments = self._decode[sms].get(tokens) or self._add_decode(tokens, sms)
+            base, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
+            seconds = base + context * a_token
+            dram += context * dram_a_token
         elif context:
             raise _bad(work)
-        rows = len(prefill) + tokens
+        rows = tokens
         if prefill:
-            chunks = self._chunks[sms]
+            times = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
+            if times[0] >= seconds:
+                source = times[2]
+            seconds += times[0]
+            dram += times[1]
             for chunk in prefill:
                 tokens += chunk[0]
-                times = chunks.get(chunk) or self._add_chunk(chunk, sms, work)
-                seconds += times[0]
-                dram += times[1]
+            rows += len(prefill)
         layer, embedding = self._layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
+        if layer[0] >= seconds:
+            source = layer[2]
         if layers is None:
             count = self._model_layers
         else:
@@ -145,11 +152,12 @@ class StepTable:
                 raise _bad_layers(work, self._model_layers)
             count = layers
             if not head:
-                return count * (seconds + layer[0]), count * (dram + layer[1])
+                return count * (seconds + layer[0]), count * (dram + layer[1]), source
         last = self._heads[sms].get(rows) or self._add_head(rows, sms)
         return (
             count * (seconds + layer[0]) + embedding[0] + last[0],
             count * (dram + layer[1]) + embedding[1] + last[1],
+            source,
         )
 
     def cost(self, work: Work) -> tuple[float, float]:
@@ -161,11 +169,12 @@ class StepTable:
         flops = context * rates.flops_per_token
         moved = context * rates.bytes_per_token + tokens * rates.bytes_per_request
         rows = len(prefill) + tokens
-        for chunk in prefill:
-            tokens += chunk[0]
-            cost = self._chunk_costs.get(chunk) or self._add_chunk_cost(chunk, work)
+        if prefill:
+            cost = self._attention_costs.get(prefill) or self._add_attention_cost(prefill, work)
             flops += cost[0]
             moved += cost[1]
+            for chunk in prefill:
+                tokens += chunk[0]
         layer, embedding = self._layer_costs.get(tokens) or self._add_layer_cost(tokens, work)
         count = self._model_layers if layers is None else layers
         if not 0 < count <= self._model_layers:
@@ -176,16 +185,9 @@ class StepTable:
         last = self._head_costs.get(rows) or self._add_head_cost(rows)
         return flops + embedding[0] + last[0], moved + embedding[1] + last[1]
 
-    def _decode_rates(self, sms: int) -> tuple[float, float, float]:
-        """Seconds of decode attention in one layer: computing a token, moving a token, moving a sequence."""
-        rates = self._shard.decode_attention
-        bandwidth = self._bandwidth[sms]
-        computing = self._sm_flops["attention", "bf16"] * sms
-        return (
-            rates.flops_per_token / computing,
-            rates.bytes_per_token / bandwidth,
-            rates.bytes_per_request / bandwidth,
-        )
+    def _calibrated(self, kernels: list[Kernel]) -> list[Kernel]:
+        calibration = self._calibration
+        return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
     def _kernels(self, tokens: int, work: Work) -> tuple[list[Kernel], list[Kernel]]:
         """Kernels of one layer and of the embedding."""
@@ -193,45 +195,73 @@ class StepTable:
         if found is None:
             if tokens < 1 or work.decode_requests < 0:
                 raise _bad(work)
-            found = (self._shard.layer_kernels(tokens), self._shard.embedding_kernels(tokens))
-            _put(self._layer_kernels, tokens, found)
+            layer, embedding = self._shard.layer_kernels(tokens), self._shard.embedding_kernels(tokens)
+            found = _put(self._layer_kernels, tokens, (self._calibrated(layer), self._calibrated(embedding)))
         return found
+
+    def _last_kernels(self, rows: int) -> list[Kernel]:
+        found = self._head_kernels.get(rows)
+        if found is None:
+            found = _put(self._head_kernels, rows, self._calibrated(self._shard.head_kernels(rows)))
+        return found
+
+    def _sum_on(self, kernels: list[Kernel], sms: int) -> _Times:
+        time = self._clock.time
+        return _sum([time(kernel, sms) for kernel in kernels])
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> tuple[_Times, _Times]:
         layer, embedding = self._kernels(tokens, work)
-        times = (
-            _sum([self.kernel_time(kernel, sms) for kernel in layer]),
-            _sum([self.kernel_time(kernel, sms) for kernel in embedding]),
-        )
-        return _put(self._layers[sms], tokens, times)
+        return _put(self._layers[sms], tokens, (self._sum_on(layer, sms), self._sum_on(embedding, sms)))
 
     def _add_head(self, rows: int, sms: int) -> _Times:
-        kernels = self._shard.head_kernels(rows)
-        return _put(self._heads[sms], rows, _sum([self.kernel_time(kernel, sms) for kernel in kernels]))
+        return _put(self._heads[sms], rows, self._sum_on(self._last_kernels(rows), sms))
 
-    def _add_chunk(self, chunk: tuple[int, int], sms: int, work: Work) -> _Times:
-        new, cached = chunk
-        if new < 1 or cached < 0:
-            raise _bad(work)
-        _, seconds, bound = self.kernel_time(self._shard.attention_prefill(new, cached), sms)
-        table = self._chunks[sms]
-        if len(table) >= TABLE_ENTRIES:
-            table.clear()
-        times = table[chunk] = _Times(seconds, seconds if bound == "dram" else 0.0)
-        return times
+    def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> _Times:
+        for new, cached in prefill:
+            if new < 1 or cached < 0:
+                raise _bad(work)
+        kernels = self._calibrated([self._shard.attention_prefill(prefill)])
+        return _put(self._attention[sms], prefill, self._sum_on(kernels, sms))
+
+    def _add_decode(self, requests: int, sms: int) -> tuple[list[float], list[_Segment]]:
+        """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
+        whole = self._shard.attention_decode(requests, requests)
+        knots = [requests, *self._knots(whole, sms)]
+        knots.append(2 * knots[-1])
+        segments = []
+        for first, last in pairwise(knots):
+            one, middle, two = (self._decode_time(whole, at, sms) for at in (first, (first + last) / 2, last))
+            a_token = (two.seconds - one.seconds) / (last - first)
+            at_zero = one.seconds - a_token * first
+            moves = middle.bound == "dram"
+            segments.append(
+                _Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, middle.source)
+            )
+        return _put(self._decode[sms], requests, (knots[:-1], segments))
+
+    def _knots(self, decode: Kernel, sms: int) -> list[float]:
+        requests = decode.dims[0]
+        if self._calibration is not None:
+            return [knot for knot in self._calibration.context_knots(decode) if knot > requests]
+        crossing = self._clock.ridge_context(self._shard.decode_attention, requests, sms)
+        return [crossing] if requests < crossing < float("inf") else []
+
+    def _decode_time(self, decode: Kernel, context: float, sms: int) -> KernelTime:
+        kernel = self._shard.attention_decode(decode.dims[0], context)
+        return self._clock.time(self._calibrated([kernel])[0], sms)
 
     def _add_layer_cost(self, tokens: int, work: Work) -> tuple[_Cost, _Cost]:
         layer, embedding = self._kernels(tokens, work)
         return _put(self._layer_costs, tokens, (_cost(layer), _cost(embedding)))
 
     def _add_head_cost(self, rows: int) -> _Cost:
-        return _put(self._head_costs, rows, _cost(self._shard.head_kernels(rows)))
+        return _put(self._head_costs, rows, _cost(self._last_kernels(rows)))
 
-    def _add_chunk_cost(self, chunk: tuple[int, int], work: Work) -> _Cost:
-        new, cached = chunk
-        if new < 1 or cached < 0:
-            raise _bad(work)
-        return _put(self._chunk_costs, chunk, _cost([self._shard.attention_prefill(new, cached)]))
+    def _add_attention_cost(self, prefill: Chunks, work: Work) -> _Cost:
+        for new, cached in prefill:
+            if new < 1 or cached < 0:
+                raise _bad(work)
+        return _put(self._attention_costs, prefill, _cost([self._shard.attention_prefill(prefill)]))
 
 
 def _put(table: dict[K, V], key: K, value: V) -> V:

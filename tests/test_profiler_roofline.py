@@ -39,7 +39,7 @@ def latency(index: int) -> RooflineModel:
         roofline("Qwen3-235B-A22B", "H20", 8),
         roofline("Qwen3-235B-A22B-FP8", "H200", 4),
         roofline("tiny", "RTX-4090"),
-        RooflineModel(MIXED_LAYERS, profiler.device("L40S"), 2),
+        RooflineModel(model=MIXED_LAYERS, device=profiler.device("L40S"), tensor_parallel=2),
     )[index]
 
 
@@ -305,7 +305,7 @@ def test_settings_are_checked() -> None:
 def test_tables_stay_bounded_and_models_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is full starts anew; two models used in turn answer as each alone."""
     monkeypatch.setattr("profiler.steptable.TABLE_ENTRIES", 3)
-    monkeypatch.setattr(sys.modules["profiler.roofline"], "TABLE_ENTRIES", 3)
+    monkeypatch.setattr(sys.modules["profiler.kernelsum"], "TABLE_ENTRIES", 3)
     small, other = roofline("tiny", "A100-80G"), roofline("Llama-3.1-8B", "A100-80G")
     decode = Work(decode_requests=2, decode_context_tokens=50)
     for tokens in [*range(1, 12), 1, 2, 3]:

@@ -1,0 +1,162 @@
+"""Latency models that add kernel times up: all that the roofline and a fitted model have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from profiler.kernels import Kernel, Shard
+from profiler.kerneltime import KernelTime
+from profiler.latency import Estimate, Source
+from profiler.specs import DeviceSpec, ModelSpec
+from profiler.steptable import TABLE_ENTRIES, StepTable
+from profiler.work import Work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSumModel:
+    """A LatencyModel: kernels, the host's overhead and, while something else runs, contention for DRAM.
+
+    pass_overhead_s: host time of one pass over the model: scheduling, hand-over of sequences, sampled tokens back.
+    launch_overhead_s: host time of one launch, a whole pass or a layer group: prediction, re-partition, enqueueing.
+    reserve_tokens: the largest launch for whose activations memory is kept free.
+    """
+
+    model: ModelSpec
+    device: DeviceSpec
+    tensor_parallel: int = 1
+    pass_overhead_s: float = 0.25e-3
+    launch_overhead_s: float = 0.05e-3
+    reserve_tokens: int = 8192
+    _shard: Shard = field(init=False, repr=False, compare=False)
+    _table: StepTable = field(init=False, repr=False, compare=False)
+    _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("pass_overhead_s", "launch_overhead_s", "reserve_tokens"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        shard = Shard(self.model, self.device, self.tensor_parallel)
+        object.__setattr__(self, "_shard", shard)
+        object.__setattr__(self, "_table", self._make_table(shard))
+        object.__setattr__(self, "_beside_shares", {})
+
+    @abstractmethod
+    def _make_table(self, shard: Shard) -> StepTable: ...
+
+    @property
+    @abstractmethod
+    def _contention_ceilings(self) -> tuple[float, float]:
+        """By how much a saturating co-runner slows DRAM-bound work: of a launch that decodes, of one that prefills."""
+        ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
+        return _remade, (type(self), settings)
+
+    def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
+        """Duration of ``work`` on ``sms`` SMs of each device, host overhead included. See LatencyModel.
+
+        Beside other work, DRAM-bound kernels are slowed by 1 + ceiling * s, where s is the share of the DRAM's peak
+        that ``beside`` draws when alone: min(1, bytes / seconds / D_peak). The ceiling of launches that only prefill
+        is 0 until measured (paper, section 3.2). Transfers are not slowed, and slow nobody.
+        Where ``sms`` and ``beside_sms`` exceed the device together, the two take turns on the SMs they share, as if
+        each had floor(its SMs * N / sum) of its own, at least one.
+        """
+        if work.kv_transfer_tokens:
+            return Estimate(self._transfer_s(work), "roofline")
+        if not 0 < sms <= self.device.sms:
+            raise self._bad_sms("sms", sms)
+        if beside is None or beside.kv_transfer_tokens:
+            seconds, _, source = self._table.launch(work, sms)
+        else:
+            seconds, source = self._contended(work, sms, beside, beside_sms)
+        seconds += self.launch_overhead_s
+        if work.head or work.layers is None:
+            seconds += self.pass_overhead_s
+        return Estimate(seconds, source)
+
+    def cost(self, work: Work) -> tuple[float, float]:
+        """(useful FLOPs, bytes of DRAM traffic) of ``work``, per device; a transfer has neither."""
+        if work.kv_transfer_tokens:
+            return 0.0, 0.0
+        return self._table.cost(work)
+
+    def ceilings(self, sms: int) -> tuple[float, float]:
+        """(C_p, D_p) of the paper: C_peak * N_p / N in FLOP/s, D_peak * min(1, N_p / N_d) in bytes/s."""
+        device = self.device
+        if not 0 < sms <= device.sms:
+            raise self._bad_sms("sms", sms)
+        compute = device.peak_flops(self.model.dtype) * sms / device.sms
+        return compute, device.dram_bytes_per_s * min(1.0, sms / device.bandwidth_knee_sms)
+
+    def kv_capacity_tokens(self, memory_fraction: float) -> int:
+        """KV tokens that fit: memory * fraction, less weights and activations, over KV bytes of a token.
+
+        Raises ValueError where nothing is left, saying what was needed.
+        """
+        if not 0 < memory_fraction <= 1:
+            raise ValueError(f"memory_fraction is {memory_fraction}; it must be above 0 and at most 1")
+        available = self.device.memory_bytes * memory_fraction
+        weights = self.model.weight_bytes / self.tensor_parallel
+        reserve = self.reserve_tokens * self._shard.activation_bytes_per_token
+        tokens = int((available - weights - reserve) // self._shard.kv_bytes_per_token)
+        if tokens < 1:
+            raise ValueError(
+                f"{self.model.name} does not fit {self.device.name} with tensor_parallel {self.tensor_parallel}: "
+                f"weights {weights / 1e9:.1f} GB and activations {reserve / 1e9:.1f} GB of "
+                f"{available / 1e9:.1f} GB a device (memory_fraction {memory_fraction}); take a larger device, more "
+                f"tensor parallelism, an fp8 model or a larger memory_fraction"
+            )
+        return tokens
+
+    def kernels_of(self, work: Work) -> list[Kernel]:
+        """The kernels of a launch on one device; empty for a transfer."""
+        return [] if work.kv_transfer_tokens else self._shard.kernels(work)
+
+    def breakdown(self, work: Work, sms: int) -> list[KernelTime]:
+        """Each kernel of a launch alone on ``sms`` SMs with its seconds: the sum behind ``estimate``."""
+        if not 0 < sms <= self.device.sms:
+            raise self._bad_sms("sms", sms)
+        return [self._table.kernel_time(kernel, sms) for kernel in self.kernels_of(work)]
+
+    def _contended(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
+        total = self.device.sms
+        if not 0 < beside_sms <= total:
+            raise self._bad_sms("beside_sms", beside_sms)
+        both = sms + beside_sms
+        if both > total:
+            sms = sms * total // both or 1
+            beside_sms = beside_sms * total // both or 1
+        seconds, dram_seconds, source = self._table.launch(work, sms)
+        decode_ceiling, prefill_ceiling = self._contention_ceilings
+        ceiling = decode_ceiling if work.decode_requests else prefill_ceiling
+        if not ceiling:
+            return seconds, source
+        share = self._beside_shares.get((beside, beside_sms))
+        if share is None:
+            share = self._dram_share(beside, beside_sms)
+        return seconds + ceiling * share * dram_seconds, source
+
+    def _dram_share(self, beside: Work, sms: int) -> float:
+        """Share of the DRAM's peak that ``beside`` draws alone on ``sms`` SMs, 0 to 1."""
+        seconds = self.estimate(beside, sms).seconds
+        share = min(1.0, self.cost(beside)[1] / seconds / self.device.dram_bytes_per_s)
+        if len(self._beside_shares) >= TABLE_ENTRIES:
+            self._beside_shares.clear()
+        self._beside_shares[beside, sms] = share
+        return share
+
+    def _transfer_s(self, work: Work) -> float:
+        if work.kv_transfer_tokens < 0 or work.prefill or work.decode_requests:
+            raise ValueError(f"a KV transfer moves 1 or more tokens and has nothing else in it; got {work}")
+        moved = work.kv_transfer_tokens * self._shard.kv_bytes_per_token
+        return self.device.link_latency_s + moved / self.device.link_bytes_per_s
+
+    def _bad_sms(self, name: str, value: int) -> ValueError:
+        return ValueError(f"{name} is {value}; {self.device.name} has SMs 1 to {self.device.sms}")
+
+
+def _remade(cls: type[KernelSumModel], settings: dict[str, Any]) -> KernelSumModel:
+    return cls(**settings)

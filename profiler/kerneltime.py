@@ -1,0 +1,126 @@
+"""The time of one kernel on a number of SMs: the formula of the SM-scaling roofline, and what measurement adds to it.
+
+    T = alpha * share(N_p) * (floor + max(compute, m / D_p))
+
+compute is the waves' FLOPs over the SMs' rate, m / D_p the DRAM traffic over the bandwidth that N_p SMs draw. ``alpha``
+comes with the kernel; ``floor`` (a launch takes some time whatever it does) and ``share`` (what an SM share costs
+beyond waves and bandwidth) come with the device. Without measurements they are 1, 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from profiler.kernels import DecodeAttention, Kernel, attention_rows
+from profiler.latency import Source
+from profiler.specs import DeviceSpec
+from profiler.tiles import waves
+
+
+class KernelTime(NamedTuple):
+    """A kernel, the seconds of all its ``runs`` launches, what bounds it (compute, dram or link), and the source."""
+
+    kernel: Kernel
+    seconds: float
+    bound: str
+    source: Source
+
+
+class ShareCurve(NamedTuple):
+    """What a share of the SMs costs beyond the formula: from ``sms[i]`` SMs on, up to the next, ``factor[i]``."""
+
+    sms: tuple[int, ...]
+    factor: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelClock:
+    """Times kernels of one device.
+
+    flops: FLOP/s that kernels reach on the whole device when no wave is lost, by kind and dtype.
+    bandwidth: DRAM bytes/s that 0, 1, 2 ... all SMs draw; never falling.
+    floors: seconds of the smallest launch, by op. shares: by op, where shares were measured.
+    """
+
+    device: DeviceSpec
+    flops: Mapping[tuple[str, str], float]
+    bandwidth: Sequence[float]
+    floors: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, ShareCurve] = field(default_factory=dict)
+
+    def time(self, kernel: Kernel, sms: int) -> KernelTime:
+        """Seconds of all runs of ``kernel`` alone on ``sms`` SMs; links ignore SMs.
+
+        With more SMs no kernel is slower: where a measured share would say so, the time of fewer SMs holds.
+        """
+        seconds, bound = self._formula(kernel, sms)
+        source = kernel.source
+        if sms < self.device.sms and kernel.kind != "link":
+            curve = self.shares.get(kernel.op)
+            if curve is not None:
+                seconds = self._shared(kernel, sms, seconds, curve)
+                if source == "measured" and sms not in curve.sms:
+                    source = "interpolated"
+            elif source != "roofline":
+                source = "extrapolated"
+        return KernelTime(kernel, kernel.runs * kernel.alpha * seconds, bound, source)
+
+    def ridge_context(self, decode: DecodeAttention, requests: int, sms: int) -> float:
+        """Context tokens from which decode attention of ``requests`` is bound by compute; infinite for never."""
+        computing = decode.flops_per_token * self.device.sms / (self.flops["attention", "bf16"] * sms)
+        moving = decode.bytes_per_token / self.bandwidth[sms]
+        if computing <= moving:
+            return float("inf")
+        return requests * decode.bytes_per_request / self.bandwidth[sms] / (computing - moving)
+
+    def _shared(self, kernel: Kernel, sms: int, seconds: float, curve: ShareCurve) -> float:
+        best = float("inf")
+        for index, (first, factor) in enumerate(zip(*curve, strict=True)):
+            last = curve.sms[index + 1] - 1 if index + 1 < len(curve.sms) else self.device.sms
+            if first > sms and index:
+                break
+            if last < sms:
+                best = min(best, factor * self._formula(kernel, max(1, last))[0])
+            else:
+                best = min(best, factor * seconds)
+        return best
+
+    def _formula(self, kernel: Kernel, sms: int) -> tuple[float, str]:
+        """(seconds of one run before alpha, what bounds it)."""
+        if kernel.kind == "link":
+            device = self.device
+            return device.link_latency_s + kernel.link_bytes / device.link_bytes_per_s, "link"
+        floor = self.floors.get(kernel.op, 0.0)
+        moved = kernel.dram_bytes / self.bandwidth[sms]
+        if kernel.kind == "memory":
+            return floor + moved, "dram"
+        computed = self._computed(kernel, sms)
+        if computed > moved:
+            return floor + computed, "compute"
+        return floor + moved, "dram"
+
+    def _computed(self, kernel: Kernel, sms: int) -> float:
+        flops_of_one_sm = self.flops[kernel.kind, kernel.dtype] / self.device.sms
+        if kernel.blocks is None:
+            return kernel.flops / (flops_of_one_sm * sms)
+        if len(kernel.chunks) < 2:
+            return waves(kernel.blocks, sms) * kernel.block_flops / flops_of_one_sm
+        # Blocks of several sequences fill each other's waves: bound by all work over all SMs, and by the longest.
+        spread = kernel.blocks * kernel.block_flops / sms
+        return max(spread, *(_alone(chunk, kernel.dims, sms) for chunk in kernel.chunks)) / flops_of_one_sm
+
+
+def _alone(chunk: tuple[int, int], dims: tuple[int, ...], sms: int) -> float:
+    """FLOPs that the busiest SM issues for one sequence of prefill attention."""
+    new, cached = chunk
+    heads, _, head_dim, _ = dims
+    rows, row_blocks = attention_rows(new)
+    return waves(heads * row_blocks, sms) * 4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2)
+
+
+def sharp_bandwidth(device: DeviceSpec, efficiency: float = 1.0) -> tuple[float, ...]:
+    """D_p = D_peak * efficiency * min(1, N_p / N_d) for 0, 1, ... all SMs (paper, section 3.2)."""
+    peak = device.dram_bytes_per_s * efficiency
+    return tuple(peak * min(1.0, sms / device.bandwidth_knee_sms) for sms in range(device.sms + 1))
