@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import pandas as pd
 
@@ -35,6 +35,8 @@ Fp8 = Literal["tensor", "block"]
 
 AllReduce = Literal["custom", "nccl"]
 """Whose all-reduces of an installed package: the framework's own, or NCCL's. A profile holds those of one."""
+
+FP8, ALL_REDUCES = get_args(Fp8), get_args(AllReduce)
 
 _BF16 = ("bfloat16", "bf16", "half", "float16")
 _FP8 = {"tensor": "fp8", "block": "fp8_block"}
@@ -79,7 +81,7 @@ def _read(gathered: Gathered, files: Sequence[Path], fp8: Fp8, whence: str) -> P
     for file in files:
         name, read = _reader(file)
         table = _opened(gathered, file, name)
-        kernels[name] = sorted(set(table.texts("kernel_source"))) if "kernel_source" in table.frame else []
+        kernels[name] = sorted(table.texts("kernel_source").unique()) if "kernel_source" in table.frame else []
         read(gathered, table, fp8)
     return gathered.profile(f"{whence}: {', '.join(gathered.files)}", kernels=kernels, fp8=fp8)
 
@@ -110,7 +112,7 @@ def _opened(gathered: Gathered, path: Path, name: str) -> Table:
     latency = next((column for column in _LATENCY if column in table.frame), None)
     if latency is None:
         raise ValueError(f"{path}: column 'latency' is missing; the file has {', '.join(table.frame.columns)}")
-    for found in sorted(set(table.texts("device"))):
+    for found in sorted(table.texts("device").unique()):
         check_device(path, found, gathered.device)
     return Table(path, table.frame.rename(columns={latency: "latency"}))
 
@@ -118,7 +120,7 @@ def _opened(gathered: Gathered, path: Path, name: str) -> Table:
 def _gemm(gathered: Gathered, table: Table, fp8: Fp8) -> None:
     found = table.texts("gemm_dtype")
     dtypes = {**dict.fromkeys(_BF16, "bf16"), _FP8[fp8]: "fp8"}
-    for other in sorted(set(found) - set(dtypes)):
+    for other in sorted(set(found.unique()) - set(dtypes)):
         gathered.skip(f"gemm rows in {other}", int((found == other).sum()))
     kept = table.where(found.isin(list(dtypes)))
     shape = {"m": "m", "n": "n", "k": "k"}

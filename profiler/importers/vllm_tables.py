@@ -28,6 +28,7 @@ from profiler import presets
 from profiler.importers.tables import Gathered, Table, check_device
 from profiler.kernels import Shard
 from profiler.profile import Profile
+from profiler.specs import ModelSpec
 
 LICENCE = "MIT"
 REPEATS = 3
@@ -52,7 +53,7 @@ def read_tables(folder: Path, device: str, *, model: str | None = None, skip_bad
     if found is not None:
         check_device(meta_path, str(found), spec)
     ways = _ways(folder, meta)
-    shard = Shard(presets.model(name if Path(name).exists() else name.rpartition("/")[2]), spec, ways)
+    shard = Shard(_model(meta_path, name), spec, ways)
     dtype = _dtype(meta_path, meta)
     gathered = Gathered(spec, skip_bad)
     _layers(gathered, shard, _file(folder, "dense"), "tokens", dtype)
@@ -61,6 +62,14 @@ def read_tables(folder: Path, device: str, *, model: str | None = None, skip_bad
     version = meta.get("vllm_version", "unknown")
     origin = f"LLMServingSim ({LICENCE}), vLLM {version}: {folder.name}/{{{', '.join(gathered.files)}}}"
     return gathered.profile(origin, model=shard.model.name, tensor_parallel=ways, latency="mean of 3 passes")
+
+
+def _model(path: Path, name: str) -> ModelSpec:
+    """The model of a hub's name (``owner/NAME``), or of a path to its config.json."""
+    try:
+        return presets.model(name if Path(name).exists() else name.rpartition("/")[2])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; name it with --model") from None
 
 
 def _file(folder: Path, name: str) -> Path:
