@@ -147,6 +147,8 @@ def _print(profile: Profile) -> None:
         _wrap(f"model: {origin.model}, tensor parallel {origin.tensor_parallel}")
     _wrap(f"origin: {origin.origin}")
     _wrap(f"date: {origin.date or 'not stated'}")
+    for kernel, names in origin.settings.get("kernels", {}).items():
+        _wrap(f"{kernel} was: {', '.join(names)}")
     for what, count in origin.settings.get("left_out", {}).items():
         _wrap(f"left out: {what}: {count:,}")
     _wrap(f"rows' SHA-256: {rows_digest(profile.rows)}")

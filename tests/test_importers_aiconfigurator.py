@@ -119,6 +119,7 @@ def test_all_reduces_count_elements_and_leave_out_the_host(tmp_path: Path) -> No
     profile = aiconfigurator.read_tables([custom], "H100")
     assert shapes(profile, "all_reduce", *columns) == [("bf16", 8192, 4, pytest.approx(5e-6))]
     assert left_out(profile) == {"all-reduce rows launched from the host": 1}
+    assert profile.provenance.settings["kernels"] == {"all_reduce": ["vLLM_custom_graph"]}
     nccl = write(
         tmp_path,
         "nccl_perf.csv",
@@ -126,6 +127,8 @@ def test_all_reduces_count_elements_and_leave_out_the_host(tmp_path: Path) -> No
         f"{H100},all_reduce,NCCL,half,2,512,0.006\n{H100},all_reduce,NCCL,half,2,512,0.008\n"
         f"{H100},all_reduce,NCCL,int8,2,512,0.006\n{H100},all_gather,NCCL,half,2,512,0.006\n",
     )
+    with pytest.raises(ValueError, match=r"nccl_perf\.csv: a second kind of all-reduce; a profile holds one"):
+        aiconfigurator.read_tables([tmp_path], "H100")
     profile = aiconfigurator.read_tables([nccl], "H100")
     assert shapes(profile, "all_reduce", *columns) == [("bf16", 1024, 2, pytest.approx(7e-6))]
     assert left_out(profile) == {
@@ -140,7 +143,7 @@ def test_provenance_says_where_it_comes_from(tmp_path: Path) -> None:
     provenance = aiconfigurator.read_tables([path], "H100").provenance
     assert (provenance.device, provenance.sms, provenance.source) == ("H100", 132, "imported")
     assert provenance.origin == "AIConfigurator (aiconfigurator-core, Apache-2.0): gemm_perf.csv"
-    assert provenance.settings["kernels"] == {"gemm_perf": ["torch"]}
+    assert provenance.settings["kernels"] == {"gemm": ["torch"]}
     assert list(provenance.settings["files_sha256"]) == ["gemm_perf.csv"]
 
 

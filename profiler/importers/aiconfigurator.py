@@ -77,13 +77,14 @@ def read_package(
 
 
 def _read(gathered: Gathered, files: Sequence[Path], fp8: Fp8, whence: str) -> Profile:
-    kernels: dict[str, list[str]] = {}
-    for file in files:
-        name, read = _reader(file)
-        table = _opened(gathered, file, name)
-        kernels[name] = sorted(table.texts("kernel_source").unique()) if "kernel_source" in table.frame else []
-        read(gathered, table, fp8)
-    return gathered.profile(f"{whence}: {', '.join(gathered.files)}", kernels=kernels, fp8=fp8)
+    names = [_name(file) for file in files]
+    if {"custom_allreduce_perf", "nccl_perf"} <= set(names):
+        raise ValueError(
+            f"{files[names.index('nccl_perf')]}: a second kind of all-reduce; a profile holds one: leave one"
+        )
+    for file, name in zip(files, names, strict=True):
+        _READERS[name][1](gathered, _opened(gathered, file, name), fp8)
+    return gathered.profile(f"{whence}: {', '.join(gathered.files)}", fp8=fp8)
 
 
 def _files(path: Path) -> list[Path]:
@@ -97,10 +98,11 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _reader(path: Path) -> tuple[str, Callable[[Gathered, Table, Fp8], None]]:
-    for name, (_, read) in _READERS.items():
+def _name(path: Path) -> str:
+    """Which of the tables a file is."""
+    for name in _READERS:
         if name in path.name:
-            return name, read
+            return name
     raise ValueError(f"{path}: its name tells none of the tables that are read: {', '.join(_READERS)}")
 
 

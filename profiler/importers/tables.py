@@ -105,7 +105,10 @@ def check_device(path: Path, found: str, device: DeviceSpec) -> None:
 
 @dataclass(slots=True)
 class Gathered:
-    """Rows of a profile in the making, with what was left out of them and why; files are named from ``root`` on."""
+    """Rows of a profile in the making, with what was left out of them and why; files are named from ``root`` on.
+
+    ``sources``: what a kernel is called where it comes from, for tables that say so in ``kernel_source``.
+    """
 
     device: DeviceSpec
     skip_bad: bool = False
@@ -113,6 +116,7 @@ class Gathered:
     parts: dict[str, list[pd.DataFrame]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
+    sources: dict[str, set[str]] = field(default_factory=dict)
 
     def open(self, path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> Table:
         table = read_table(path, needed, optional)
@@ -160,6 +164,8 @@ class Gathered:
         columns["latency_s"] = numbers * unit_s
         self.parts.setdefault(kernel, []).append(pd.DataFrame(columns, index=table.frame.index)[good])
         self.skip(f"rows of {table.path.name} that cannot be", int((~good).sum()))
+        if "kernel_source" in table.frame:
+            self.sources.setdefault(kernel, set()).update(table.texts("kernel_source").unique())
 
     def _judged(self, table: Table, name: str, good: pd.Series[bool], wanted: str) -> pd.Series[bool]:
         if not self.skip_bad and not good.all():
@@ -184,7 +190,12 @@ class Gathered:
             date="",
             model=model,
             tensor_parallel=tensor_parallel,
-            settings={**settings, "files_sha256": self.files, "left_out": self.skipped},
+            settings={
+                **settings,
+                "kernels": {kernel: sorted(names) for kernel, names in sorted(self.sources.items())},
+                "files_sha256": self.files,
+                "left_out": self.skipped,
+            },
         )
         return Profile.of(frame, provenance)
 

@@ -80,10 +80,11 @@ def _files(path: Path) -> list[Path]:
 
 def _check_sku(path: Path, device: DeviceSpec) -> None:
     """Tables say nothing of their device but in the folders that Vidur keeps them in."""
-    for part in path.resolve().parts[:-1]:
-        named = _SKUS.match(part)
-        if named and named[1] != device.name.casefold().split("-")[0]:
-            raise ValueError(f"{path}: its folder says {part}, which is not the device {device.name}; name that device")
+    named = next(filter(None, map(_SKUS.match, reversed(path.resolve().parts[:-1]))), None)
+    if named and named[1] != device.name.casefold().split("-")[0]:
+        raise ValueError(
+            f"{path}: its folder says {named.string}, which is not the device {device.name}; name that device"
+        )
 
 
 def _timed(table: Table, *operators: str) -> tuple[Table, str, pd.Series[float]]:
