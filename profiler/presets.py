@@ -229,15 +229,15 @@ MODELS: tuple[ModelSpec, ...] = (
     ),
     ModelSpec(
         name="tiny",
-        layers=4,
-        hidden=256,
-        intermediate=768,
+        layers=8,
+        hidden=512,
+        intermediate=1408,
         heads=8,
-        kv_heads=2,
-        head_dim=32,
-        vocab=2048,
+        kv_heads=4,
+        head_dim=64,
+        vocab=8192,
         max_context=8192,
-        source="made up for tests and demonstrations; no such checkpoint",
+        source="ours: made up for tests, demonstrations and CPUs; no such checkpoint",
     ),
 )
 

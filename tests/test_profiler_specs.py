@@ -93,7 +93,7 @@ def test_bad_devices(change: dict[str, float], message: str) -> None:
         ({"experts_per_token": 2}, "experts is 0 but other MoE fields are set"),
         ({"experts": 4, "experts_per_token": 8, "moe_intermediate": 64}, "above its 4 experts"),
         ({"experts": 4, "experts_per_token": 2}, "moe_intermediate is 0"),
-        ({"experts": 4, "experts_per_token": 2, "moe_intermediate": 64, "dense_layers": 4}, "must be 0 to 3"),
+        ({"experts": 4, "experts_per_token": 2, "moe_intermediate": 64, "dense_layers": 8}, "must be 0 to 7"),
     ],
 )
 def test_bad_models(change: dict[str, object], message: str) -> None:

@@ -1,0 +1,212 @@
+"""The CPU as a device: shares are cores, each share a process that was born on them."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from profiler.measure.device import Sample, host_seconds
+from profiler.measure.grid import CPU, Group, Shares, Target, Variant, host_parts
+from profiler.measure.models import sets_of
+from profiler.measure.worker import serve
+from profiler.specs import ModelSpec
+
+SAMPLE_S = 0.015
+"""A sample is as many calls as take about this long: short enough to be rarely interrupted, long for the clock."""
+
+MOST_CALLS = 500
+CACHE_BYTES = 32 << 20
+"""Where the machine does not tell."""
+
+
+def cpu_shares(cores: int) -> Shares:
+    """Halves and quarters of the cores, as far as there are so many."""
+    parts = sorted({part for part in (cores // 4, cores // 2, 1) if 0 < part < cores})
+    return Shares(cores, tuple((part, cores - part) for part in parts))
+
+
+class Handle:
+    """The parent's end of a worker."""
+
+    def __init__(self, cores: Sequence[int], model: ModelSpec, cache_bytes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.cores = cores
+        self.connection, child = context.Pipe()
+        self.process = context.Process(target=serve, args=(child, cores, model, cache_bytes), daemon=True)
+        self.process.start()
+        child.close()
+
+    def wait(self) -> Any:
+        """The next thing that the worker says. Raises ValueError where it died."""
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(1)
+            raise ValueError(
+                f"the process on cores {', '.join(map(str, self.cores))} died with exit code {self.process.exitcode}; "
+                f"if memory is short, take a smaller --model or --kernels, then go on by the same command"
+            ) from None
+
+    def send(self, name: str, *arguments: Any) -> None:
+        try:
+            self.connection.send((name, arguments))
+        except (BrokenPipeError, ConnectionError):
+            self.wait()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Raises Unmeasurable for what the worker could not do."""
+        self.send(name, *arguments)
+        return self.answer()
+
+    def answer(self) -> Any:
+        worked, value = self.wait()
+        if not worked:
+            raise Unmeasurable(str(value))
+        return value
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.join(2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+
+
+class Unmeasurable(Exception):
+    """One target could not be run; the others may."""
+
+
+class CpuDevice:
+    """The cores that this process may use. Workers start when their share is first needed."""
+
+    dtype = "fp32"
+    reach = CPU
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.name = "cpu"
+        self.model = model
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.shares = cpu_shares(len(self.cores))
+        self.cache_bytes = _cache_bytes()
+        self.workers: dict[tuple[int, ...], Handle] = {}
+        self.settings = {
+            "machine": _processor(),
+            "cores": len(self.cores),
+            "last_level_cache_bytes": self.cache_bytes,
+            "torch": version("torch"),
+            "python": platform.python_version(),
+            "shares": "processes on disjoint cores",
+        }
+
+    def measure(self, group: Group, repeats: int) -> Iterator[Sample]:
+        try:
+            if group.target.kernel.startswith("host_"):
+                yield from (self._host(group.target, variant, repeats) for variant in group.variants)
+            else:
+                yield from self._in_turns(group, repeats)
+        finally:
+            for worker in self.workers.values():
+                if worker.process.is_alive():
+                    worker.ask("drop")
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.workers.clear()
+
+    def _in_turns(self, group: Group, repeats: int) -> list[Sample]:
+        target = group.target
+        failed: dict[Variant, str] = {}
+        counts: dict[Variant, int] = {}
+        for variant in group.variants:
+            try:
+                counts[variant] = self._prepared(target, variant)
+            except Unmeasurable as error:
+                failed[variant] = str(error)
+        times: dict[Variant, list[tuple[float, float]]] = {variant: [] for variant in counts}
+        for _ in range(repeats):
+            for variant, count in counts.items():
+                times[variant].append(self._timed(target, variant, count))
+        samples = [Sample(target, variant, *_seconds_and_gap(found)) for variant, found in times.items()]
+        return samples + [Sample(target, variant, (), failed=why) for variant, why in failed.items()]
+
+    def _prepared(self, target: Target, variant: Variant) -> int:
+        """Calls of a sample, once both sides are ready."""
+        if variant.beside is not None:
+            self._beside(variant).ask("prepare", variant.beside)
+        return _calls(self._own(variant).ask("prepare", target))
+
+    def _timed(self, target: Target, variant: Variant, count: int) -> tuple[float, float]:
+        own = self._own(variant)
+        if variant.beside is None:
+            wall, processor = own.ask("time", target, count)
+            return wall, processor
+        beside = self._beside(variant)
+        beside.ask("loop", variant.beside)
+        wall, processor = own.ask("time", target, count)
+        beside.ask("stop")
+        return wall, processor
+
+    def _host(self, target: Target, variant: Variant, repeats: int) -> Sample:
+        """A pass is timed in turns with each of its kernels alone, which are taken off it."""
+        parts = host_parts(self.model, target, sets_of(self.model, 4, self.cache_bytes))
+        own = self._own(variant)
+        try:
+            counts = {one: _calls(own.ask("prepare", one)) for one in (target, *(part for part, _ in parts))}
+        except Unmeasurable as error:
+            return Sample(target, variant, (), failed=str(error))
+        wall: list[float] = []
+        taken: list[list[float]] = [[] for _ in parts]
+        for _ in range(repeats):
+            wall.append(own.ask("time", target, counts[target])[0])
+            for times, (part, runs) in zip(taken, parts, strict=True):
+                times.append(runs * own.ask("time", part, counts[part])[0])
+        return Sample(target, variant, host_seconds(wall, taken))
+
+    def _own(self, variant: Variant) -> Handle:
+        return self._worker(tuple(self.cores[: variant.sms]))
+
+    def _beside(self, variant: Variant) -> Handle:
+        return self._worker(tuple(self.cores[-variant.beside_sms :]))
+
+    def _worker(self, cores: tuple[int, ...]) -> Handle:
+        if cores not in self.workers:
+            self.workers[cores] = Handle(cores, self.model, self.cache_bytes)
+            self.workers[cores].wait()
+        return self.workers[cores]
+
+
+def _calls(seconds: float) -> int:
+    return min(MOST_CALLS, max(1, math.ceil(SAMPLE_S / max(seconds, 1e-9))))
+
+
+def _seconds_and_gap(times: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], float]:
+    gap = max((wall - processor) / wall for wall, processor in times)
+    return tuple(wall for wall, _ in times), max(0.0, gap)
+
+
+def _cache_bytes() -> int:
+    """Of the largest cache; of the machine's, not the share's."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+        digits = text.rstrip("KM")
+        sizes.append(int(digits) * unit if digits.isdigit() else 0)
+    return max(sizes, default=CACHE_BYTES)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
