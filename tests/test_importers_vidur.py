@@ -137,7 +137,8 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value)
 
     refused(tmp_path, "no table of Vidur in this folder; known: mlp.csv, attention.csv, all_reduce.csv")
-    refused(tmp_path / "other.csv", "other.csv: its name tells none of the tables that are read")
+    other = table(tmp_path / "other" / "other.csv", mlp())
+    refused(other, "other.csv: its name tells none of the tables that are read")
     refused(tmp_path / "mlp.csv", "mlp.csv: no such file")
     without = {key: value for key, value in mlp().items() if key != "n_kv_head"}
     refused(table(tmp_path / "mlp.csv", without), "column 'n_kv_head' is missing")

@@ -25,7 +25,7 @@ import pandas as pd
 from profiler import presets
 from profiler.importers import package
 from profiler.importers.package import PACKAGE
-from profiler.importers.tables import SUFFIXES, Gathered, Table, check_device
+from profiler.importers.tables import SUFFIXES, Gathered, Table, check_device, must_exist
 from profiler.profile import Profile
 
 LICENCE = "Apache-2.0"
@@ -89,6 +89,7 @@ def _read(gathered: Gathered, files: Sequence[Path], fp8: Fp8, whence: str) -> P
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
+        must_exist(path)
         return [path]
     found = sorted(
         file for file in path.iterdir() if file.name.endswith(SUFFIXES) and any(name in file.name for name in _READERS)

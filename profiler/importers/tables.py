@@ -52,11 +52,15 @@ class Table:
         )
 
 
-def read_table(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> Table:
-    """The columns ``needed`` and those of ``optional`` that are there. ValueError where the file has them not."""
+def must_exist(path: Path) -> None:
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
         raise ValueError(f"{path}: {what}; give a table as .csv, .csv.gz or .parquet")
+
+
+def read_table(path: Path, needed: Sequence[str], optional: Sequence[str] = ()) -> Table:
+    """The columns ``needed`` and those of ``optional`` that are there. ValueError where the file has them not."""
+    must_exist(path)
     try:
         frame = pd.read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     except (EOFError, zlib.error, UnicodeDecodeError, pd.errors.ParserError, pa.ArrowException, OSError) as error:

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from profiler import presets
-from profiler.importers.tables import Gathered, Table
+from profiler.importers.tables import Gathered, Table, must_exist
 from profiler.profile import Profile
 from profiler.specs import DeviceSpec
 
@@ -73,6 +73,7 @@ def _files(path: Path) -> list[Path]:
         if not found:
             raise ValueError(f"{path}: no table of Vidur in this folder; known: {known}")
         return found
+    must_exist(path)
     if path.name not in _READERS:
         raise ValueError(f"{path}: its name tells none of the tables that are read: {known}")
     return [path]
