@@ -35,7 +35,8 @@ class Kernel(NamedTuple):
     link_bytes: what one device sends to its neighbours.
     op: what was measured under this name (profiler.profile.SHAPES); ``size`` the dimension that grows with the batch
         (rows, tokens, context tokens, bytes), ``dims`` the others, ``chunks`` those of prefill attention.
-    alpha: measured time over that of the formula, and the ``source`` that this rests on.
+    alphas: measured time over that of the formula, on each of the SM shares at which this op was measured
+        (ascending; the whole device last), and the ``source`` that they rest on.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Kernel(NamedTuple):
     size: float = 0.0
     dims: tuple[int, ...] = ()
     chunks: Chunks = ()
-    alpha: float = 1.0
+    alphas: tuple[float, ...] = (1.0,)
     source: Source = "roofline"
 
 

@@ -1,14 +1,15 @@
 """The time of one kernel on a number of SMs: the formula of the SM-scaling roofline, and what measurement adds to it.
 
-    T = alpha * share(N_p) * (floor + max(compute, m / D_p))
+    T = alpha(N_p) * (floor + max(compute, m / D_p))
 
 compute is the waves' FLOPs over the SMs' rate, m / D_p the DRAM traffic over the bandwidth that N_p SMs draw. ``alpha``
-comes with the kernel; ``floor`` (a launch takes some time whatever it does) and ``share`` (what an SM share costs
-beyond waves and bandwidth) come with the device. Without measurements they are 1, 0 and 1.
+comes with the kernel, one for each SM share that was measured; ``floor`` (a launch takes some time whatever it does)
+comes with the device. Without measurements they are 1 and 0.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,44 +29,42 @@ class KernelTime(NamedTuple):
     source: Source
 
 
-class ShareCurve(NamedTuple):
-    """What a share of the SMs costs beyond the formula: from ``sms[i]`` SMs on, up to the next, ``factor[i]``."""
-
-    sms: tuple[int, ...]
-    factor: tuple[float, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class KernelClock:
     """Times kernels of one device.
 
     flops: FLOP/s that kernels reach on the whole device when no wave is lost, by kind and dtype.
     bandwidth: DRAM bytes/s that 0, 1, 2 ... all SMs draw; never falling.
-    floors: seconds of the smallest launch, by op. shares: by op, where shares were measured.
+    floors: seconds of the smallest launch, by op. shares: by op, the SMs of each of a kernel's ``alphas``, ascending.
     """
 
     device: DeviceSpec
     flops: Mapping[tuple[str, str], float]
     bandwidth: Sequence[float]
     floors: Mapping[str, float] = field(default_factory=dict)
-    shares: Mapping[str, ShareCurve] = field(default_factory=dict)
+    shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def time(self, kernel: Kernel, sms: int) -> KernelTime:
         """Seconds of all runs of ``kernel`` alone on ``sms`` SMs; links ignore SMs.
 
-        With more SMs no kernel is slower: where a measured share would say so, the time of fewer SMs holds.
+        Between two measured shares the alpha of the smaller holds. With more SMs no kernel is slower: where a
+        measured share would say so, the time of fewer SMs stands.
         """
         seconds, bound = self._formula(kernel, sms)
-        source = kernel.source
-        if sms < self.device.sms and kernel.kind != "link":
-            curve = self.shares.get(kernel.op)
-            if curve is not None:
-                seconds = self._shared(kernel, sms, seconds, curve)
-                if source == "measured" and sms not in curve.sms:
-                    source = "interpolated"
-            elif source != "roofline":
+        source, alphas = kernel.source, kernel.alphas
+        measured = self.shares.get(kernel.op, ())
+        if len(measured) < 2 or kernel.kind == "link":
+            seconds *= alphas[-1]
+            if sms < self.device.sms and source != "roofline" and kernel.kind != "link":
                 source = "extrapolated"
-        return KernelTime(kernel, kernel.runs * kernel.alpha * seconds, bound, source)
+        else:
+            place = max(0, bisect_right(measured, sms) - 1)
+            seconds *= alphas[place]
+            for before in range(place):
+                seconds = min(seconds, alphas[before] * self._formula(kernel, measured[before + 1] - 1)[0])
+            if source == "measured" and sms not in measured:
+                source = "interpolated"
+        return KernelTime(kernel, kernel.runs * seconds, bound, source)
 
     def ridge_context(self, decode: DecodeAttention, requests: int, sms: int) -> float:
         """Context tokens from which decode attention of ``requests`` is bound by compute; infinite for never."""
@@ -74,18 +73,6 @@ class KernelClock:
         if computing <= moving:
             return float("inf")
         return requests * decode.bytes_per_request / self.bandwidth[sms] / (computing - moving)
-
-    def _shared(self, kernel: Kernel, sms: int, seconds: float, curve: ShareCurve) -> float:
-        best = float("inf")
-        for index, (first, factor) in enumerate(zip(*curve, strict=True)):
-            last = curve.sms[index + 1] - 1 if index + 1 < len(curve.sms) else self.device.sms
-            if first > sms and index:
-                break
-            if last < sms:
-                best = min(best, factor * self._formula(kernel, max(1, last))[0])
-            else:
-                best = min(best, factor * seconds)
-        return best
 
     def _formula(self, kernel: Kernel, sms: int) -> tuple[float, str]:
         """(seconds of one run before alpha, what bounds it)."""

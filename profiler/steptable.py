@@ -25,12 +25,12 @@ V = TypeVar("V")
 
 
 class Calibration(Protocol):
-    """What measurements say of a kernel: the same kernel with its ``alpha`` and ``source``."""
+    """What measurements say of a kernel: the same kernel with its ``alphas`` and ``source``."""
 
     def calibrated(self, kernel: Kernel) -> Kernel: ...
 
     def context_knots(self, kernel: Kernel) -> list[float]:
-        """Context tokens of a decode attention at which alpha is known, ascending; linear between them."""
+        """Context tokens of a decode attention at which its alphas are known, ascending; linear between them."""
         ...
 
 

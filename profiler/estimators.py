@@ -1,0 +1,285 @@
+"""Regressions from kernel shapes to seconds, in scikit-learn's conventions: ours, and those that others use.
+
+``X`` is a table with the columns ``structure.AXES[op]`` and, optionally, ``sms``; ``y`` is seconds. Only ours knows
+what SMs and tiles are; only ours can be frozen into a calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.interpolate import RBFInterpolator
+from scipy.spatial import Delaunay
+from sklearn.base import BaseEstimator, RegressorMixin  # type: ignore[import-untyped]
+from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor  # type: ignore[import-untyped]
+from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
+
+from profiler.calibration import MeasuredPoints, OpCalibration
+from profiler.kerneltime import KernelClock
+from profiler.specs import DeviceSpec
+from profiler.structure import AXES, Floats, Shapes, base_seconds, features
+from profiler.trees import Trees
+
+FLOOR_ROWS = 0.05
+"""Share of the smallest shapes that the time of the smallest launch is read from."""
+
+
+def shapes_of(op: str, X: pd.DataFrame) -> Shapes:
+    """The op's axes as float columns."""
+    return {name: X[name].to_numpy(dtype=np.float64) for name in AXES[op]}
+
+
+def clock_of(
+    device: DeviceSpec, floors: dict[str, float] | None = None, bandwidth: Floats | None = None
+) -> KernelClock:
+    """The formula at the peaks of the specification, with no efficiency in it: that is what is to be found."""
+    flops = {("gemm", "bf16"): device.bf16_flops, ("attention", "bf16"): device.bf16_flops}
+    if device.fp8_flops is not None:
+        flops |= {("gemm", "fp8"): device.fp8_flops}
+    curve = flat_bandwidth(device) if bandwidth is None else bandwidth
+    return KernelClock(device, flops, tuple(curve), floors or {})
+
+
+def flat_bandwidth(device: DeviceSpec) -> Floats:
+    """D_p = D_peak * min(1, N_p / N_d), for 0, 1, ... all SMs."""
+    shares = np.arange(device.sms + 1)
+    return device.dram_bytes_per_s * np.minimum(1.0, shares / device.bandwidth_knee_sms)
+
+
+class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """SM-scaling roofline with waves, times a measured efficiency (paper, section 3.2).
+
+    op, device: what is predicted, and on what. bandwidth: DRAM bytes/s by SMs, None for the sharp knee.
+    iterations, leaves, depth, learning_rate, min_leaf: of the trees that learn the efficiency over shapes.
+    min_rows: with fewer measured rows on the largest share the efficiency is one number.
+    keep_points: give measured points back exactly, and let them correct their neighbours.
+    """
+
+    def __init__(
+        self,
+        op: str = "gemm",
+        device: DeviceSpec | None = None,
+        *,
+        bandwidth: Floats | None = None,
+        iterations: int = 300,
+        leaves: int = 31,
+        depth: int = 8,
+        learning_rate: float = 0.1,
+        min_leaf: int = 10,
+        min_rows: int = 100,
+        keep_points: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.op = op
+        self.device = device
+        self.bandwidth = bandwidth
+        self.iterations = iterations
+        self.leaves = leaves
+        self.depth = depth
+        self.learning_rate = learning_rate
+        self.min_leaf = min_leaf
+        self.min_rows = min_rows
+        self.keep_points = keep_points
+        self.seed = seed
+
+    def fit(self, X: pd.DataFrame, y: Any) -> Self:
+        device = self._device()
+        shapes, seconds = shapes_of(self.op, X), np.asarray(y, dtype=np.float64)
+        sms = self._sms(X)
+        shares = tuple(int(share) for share in np.unique(sms))
+        widest = sms == shares[-1]
+        floor = self._floor(shapes, seconds, sms, widest)
+        self.clock_ = clock_of(device, {self.op: floor}, self.bandwidth)
+        base = base_seconds(self.op, shapes, self.clock_, sms)
+        target = np.log(seconds / base)
+        constant, trees = self._trend(_rows(shapes, widest), base[widest], target[widest])
+        self.calibration_ = OpCalibration(
+            op=self.op,
+            floor_s=floor,
+            constant=constant,
+            trees=trees,
+            ranges={name: (float(column.min()), float(column.max())) for name, column in shapes.items()},
+            share_sms=shares,
+            share_log=(0.0,) * len(shares),
+            rows=len(seconds),
+            prefixed="cached_tokens" in shapes and bool((shapes["cached_tokens"] > 0).any()),
+        )
+        left = target - self.calibration_.log_alpha(shapes, self.clock_)[:, 0]
+        share_log = tuple(0.0 if share == shares[-1] else float(np.median(left[sms == share])) for share in shares)
+        points = self._points(shapes, sms, left, shares, share_log) if self.keep_points else None
+        self.calibration_ = replace(self.calibration_, share_log=share_log, points=points)
+        return self
+
+    def predict(self, X: pd.DataFrame) -> Floats:
+        """Seconds of each row on its own ``sms``, or on the whole device where there is no such column."""
+        check_is_fitted(self, "calibration_")
+        shapes, sms = shapes_of(self.op, X), self._sms(X)
+        base = base_seconds(self.op, shapes, self.clock_, sms)
+        alphas = self.calibration_.log_alpha(shapes, self.clock_)
+        place = np.searchsorted(self.calibration_.share_sms, sms, side="right") - 1
+        predicted: Floats = base * np.exp(alphas[np.arange(len(base)), np.maximum(place, 0)])
+        return predicted
+
+    def freeze(self) -> OpCalibration:
+        """The fitted parameters as data."""
+        check_is_fitted(self, "calibration_")
+        return self.calibration_
+
+    def _device(self) -> DeviceSpec:
+        if self.device is None:
+            raise ValueError("device is None; give the DeviceSpec that the rows were measured on")
+        return self.device
+
+    def _sms(self, X: pd.DataFrame) -> NDArray[np.int64]:
+        if "sms" in X.columns:
+            return X["sms"].to_numpy(dtype=np.int64)
+        return np.full(len(X), self._device().sms, dtype=np.int64)
+
+    def _floor(self, shapes: Shapes, seconds: Floats, sms: NDArray[np.int64], widest: NDArray[np.bool_]) -> float:
+        """What the smallest shapes take beyond the formula."""
+        base = base_seconds(self.op, _rows(shapes, widest), clock_of(self._device(), None, self.bandwidth), sms[widest])
+        smallest = base <= np.quantile(base, FLOOR_ROWS)
+        return max(0.0, float((seconds[widest] - base)[smallest].min()))
+
+    def _trend(self, shapes: Shapes, base: Floats, target: Floats) -> tuple[float, Trees | None]:
+        if len(target) < self.min_rows:
+            return float(np.median(target)), None
+        model = HistGradientBoostingRegressor(
+            max_iter=self.iterations,
+            max_leaf_nodes=self.leaves,
+            max_depth=self.depth,
+            learning_rate=self.learning_rate,
+            min_samples_leaf=self.min_leaf,
+            early_stopping=False,
+            random_state=self.seed,
+        )
+        table = features(self.op, shapes, base, self._device())
+        return 0.0, Trees.of(model.fit(table, target), table)
+
+    def _points(
+        self,
+        shapes: Shapes,
+        sms: NDArray[np.int64],
+        left: Floats,
+        shares: tuple[int, ...],
+        share_log: tuple[float, ...],
+    ) -> MeasuredPoints:
+        """Each measured shape once; of repeated measurements the mean."""
+        table = np.column_stack([shapes[name] for name in AXES[self.op]])
+        unique, place = np.unique(table, axis=0, return_inverse=True)
+        sums, counts = np.zeros((2, len(unique), len(shares)))
+        column = np.searchsorted(shares, sms)
+        np.add.at(sums, (place, column), left - np.asarray(share_log)[column])
+        np.add.at(counts, (place, column), 1)
+        residuals = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+        return MeasuredPoints(unique, residuals)
+
+
+class ShapeForest(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A random forest from the logarithms of a shape to that of its time, with no knowledge of the device (Vidur)."""
+
+    def __init__(self, op: str = "gemm", device: DeviceSpec | None = None, *, trees: int = 100, seed: int = 0) -> None:
+        self.op = op
+        self.device = device
+        self.trees = trees
+        self.seed = seed
+
+    def fit(self, X: pd.DataFrame, y: Any) -> Self:
+        self.forest_ = RandomForestRegressor(self.trees, random_state=self.seed, n_jobs=-1)
+        self.forest_.fit(_logarithms(self.op, X), np.log(np.asarray(y, dtype=np.float64)))
+        return self
+
+    def predict(self, X: pd.DataFrame) -> Floats:
+        check_is_fitted(self, "forest_")
+        predicted: Floats = np.exp(self.forest_.predict(_logarithms(self.op, X)))
+        return predicted
+
+
+class LogInterpolation(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Interpolation of log time between measured shapes (AIConfigurator), with no knowledge of the device.
+
+    Products: along m among rows of the same (n, k), and between the three nearest (n, k) for a pair that was not
+    measured. Everything else: radial basis functions over the nearest 32 shapes.
+    """
+
+    def __init__(self, op: str = "gemm", device: DeviceSpec | None = None) -> None:
+        self.op = op
+        self.device = device
+
+    def fit(self, X: pd.DataFrame, y: Any) -> Self:
+        table, target = _logarithms(self.op, X), np.log(np.asarray(y, dtype=np.float64))
+        if self.op == "gemm":
+            self._fit_pairs(table, target)
+        else:
+            unique, place = np.unique(table, axis=0, return_inverse=True)
+            means = np.bincount(place, target) / np.bincount(place)
+            self.between_ = RBFInterpolator(unique, means, neighbors=min(32, len(unique)), kernel="linear")
+        return self
+
+    def predict(self, X: pd.DataFrame) -> Floats:
+        table = _logarithms(self.op, X)
+        predicted: Floats = np.exp(self._pairwise(table) if self.op == "gemm" else self.between_(table))
+        return predicted
+
+    def _fit_pairs(self, table: Floats, target: Floats) -> None:
+        self.curves_: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
+        order = np.lexsort((table[:, 0], *table[:, :0:-1].T))
+        borders = 1 + np.flatnonzero((np.diff(table[order, 1:], axis=0) != 0).any(axis=1))
+        for rows in np.split(order, borders):
+            self.curves_[tuple(table[rows[0], 1:].tolist())] = (table[rows, 0], target[rows])
+        self.pairs_ = np.array(list(self.curves_))
+        self.mesh_ = Delaunay(self.pairs_[:, :2]) if len(self.pairs_) > 3 else None
+
+    def _pairwise(self, table: Floats) -> Floats:
+        answer = np.zeros(len(table))
+        pairs, place = np.unique(table[:, 1:], axis=0, return_inverse=True)
+        for index, asked in enumerate(pairs):
+            rows = np.flatnonzero(place == index)
+            for pair, weight in self._near(asked):
+                answer[rows] += weight * self._along(self.pairs_[pair], table[rows, 0], asked)
+        return answer
+
+    def _near(self, asked: Floats) -> list[tuple[int, float]]:
+        """(pair, weight) of the measured pairs around one."""
+        exact = np.flatnonzero((self.pairs_ == asked).all(axis=1))
+        if exact.size:
+            return [(int(exact[0]), 1.0)]
+        point = asked[:2]
+        simplex = int(self.mesh_.find_simplex(point)) if self.mesh_ is not None else -1
+        if self.mesh_ is None or simplex < 0:
+            return [(int(((self.pairs_[:, :2] - point) ** 2).sum(axis=1).argmin()), 1.0)]
+        transform = self.mesh_.transform[simplex]
+        weights = transform[:2] @ (point - transform[2])
+        corners = self.mesh_.simplices[simplex]
+        return [(int(pair), float(w)) for pair, w in zip(corners, [*weights, 1 - weights.sum()], strict=True)]
+
+    def _along(self, pair: Floats, sizes: Floats, asked: Floats) -> Floats:
+        """Log time along m, straight on beyond the ends, scaled to the size of the pair that was asked for."""
+        known, times = self.curves_[tuple(pair.tolist())]
+        answer = np.interp(sizes, known, times)
+        if len(known) > 1:
+            slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
+            answer = np.where(sizes > known[-1], times[-1] + slope * (sizes - known[-1]), answer)
+        grown: Floats = answer + (0.0 if self.mesh_ is not None else float((asked - pair)[:2].sum()))
+        return grown
+
+
+CANDIDATES: dict[str, type[Any]] = {
+    "calibrated roofline": CalibratedRoofline,
+    "random forest": ShapeForest,
+    "log interpolation": LogInterpolation,
+}
+"""What hold-out compares; the first is the default."""
+
+
+def _logarithms(op: str, X: pd.DataFrame) -> Floats:
+    columns = [np.log1p(X[name]) if name == "cached_tokens" else np.log(X[name].astype(float)) for name in AXES[op]]
+    return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
+
+
+def _rows(shapes: Shapes, which: NDArray[np.bool_]) -> Shapes:
+    return {name: column[which] for name, column in shapes.items()}

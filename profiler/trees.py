@@ -1,0 +1,190 @@
+"""Boosted regression trees as plain integers: what scikit-learn grew, kept as data and evaluated with numpy alone.
+
+A tree is stored node by node, parents before children. Thresholds are numbers in a table a feature, leaves are in
+units of :data:`LEAF_UNIT`, so that a file holds short integers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import HistGradientBoostingRegressor  # type: ignore[import-untyped]
+
+LEAF_UNIT = 1e-4
+"""Leaves are rounded to this; sums of some hundred of them then err by about 0.0005 in the logarithm of a time."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trees:
+    """A sum of regression trees.
+
+    thresholds: a sorted table for each feature. roots: index of each tree's first node.
+    feature, threshold: of each node: go left where x[feature] <= thresholds[feature][threshold]; a leaf has feature -1.
+    left, right: indices of children; of a leaf, itself. value: of a leaf, in units of LEAF_UNIT.
+    levels: of each tree, from its root to its deepest leaf.
+    """
+
+    baseline: float
+    thresholds: tuple[tuple[float, ...], ...]
+    roots: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.int32]
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
+    value: NDArray[np.int32]
+    levels: NDArray[np.int32]
+
+    def predict(self, features: Floats) -> Floats:
+        """The sum for each row of ``features`` (n x f)."""
+        cuts, columns = self._cuts(), np.ascontiguousarray(features.T)
+        split_on = np.maximum(self.feature, 0)
+        rows = np.arange(len(features))
+        total = np.zeros(len(features), dtype=np.int64)
+        # Tree by tree, so that what a tree needs stays in the cache.
+        for root, levels in zip(self.roots, self.levels, strict=True):
+            node = np.full(len(features), root)
+            for _ in range(levels):
+                goes_left = columns[split_on[node], rows] <= cuts[node]
+                node = np.where(goes_left, self.left[node], self.right[node])
+            total += self.value[node]
+        return np.asarray(self.baseline + LEAF_UNIT * total, dtype=np.float64)
+
+    def _cuts(self) -> Floats:
+        cuts = np.full(len(self.feature), np.inf)
+        for index, table in enumerate(self.thresholds):
+            here = self.feature == index
+            cuts[here] = np.asarray(table)[self.threshold[here]]
+        return cuts
+
+    def document(self) -> dict[str, Any]:
+        """JSON types; :meth:`read` makes the trees again. A node is (feature, threshold) or (-1, value)."""
+        second = np.where(self.feature < 0, self.value, self.threshold)
+        nodes = np.column_stack([self.feature, second]).ravel().tolist()
+        return {
+            "baseline": self.baseline,
+            "thresholds": [list(table) for table in self.thresholds],
+            "trees": len(self.roots),
+            "nodes": nodes,
+        }
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Self:
+        """Raises ValueError where the nodes are not whole trees over the thresholds' features."""
+        thresholds = tuple(tuple(map(float, table)) for table in document["thresholds"])
+        nodes = np.asarray(document["nodes"], dtype=np.int32)
+        if nodes.ndim != 1 or nodes.size % 2:
+            raise ValueError("nodes are no pairs of whole numbers")
+        feature, second = nodes.reshape(-1, 2).T
+        sizes = np.array([len(table) for table in thresholds] or [0])
+        inner = feature >= 0
+        if feature.max(initial=-1) >= len(thresholds) or (second[inner] >= sizes[feature[inner]]).any():
+            raise ValueError("a node splits on a feature or threshold that is not there")
+        left, right, roots, levels = _linked(feature, int(document["trees"]))
+        return cls(
+            baseline=float(document["baseline"]),
+            thresholds=thresholds,
+            roots=roots,
+            feature=feature,
+            threshold=np.where(inner, second, 0),
+            left=left,
+            right=right,
+            value=np.where(inner, 0, second),
+            levels=levels,
+        )
+
+    @classmethod
+    def of(cls, model: HistGradientBoostingRegressor, features: Floats) -> Self:
+        """The trees of a fitted model. Raises ValueError where they do not predict on ``features`` as it does.
+
+        scikit-learn has no public view of these trees; that they are read rightly is therefore checked each time.
+        """
+        grown = [predictor.nodes for (predictor,) in model._predictors]
+        cuts: list[set[float]] = [set() for _ in range(features.shape[1])]
+        for nodes in grown:
+            for node in nodes[nodes["is_leaf"] == 0]:
+                cuts[node["feature_idx"]].add(float(node["num_threshold"]))
+        exact = [sorted(found) for found in cuts]
+        thresholds = [_short(table, column) for table, column in zip(exact, features.T, strict=True)]
+        places = [{cut: place for place, cut in enumerate(table)} for table in exact]
+        pairs: list[int] = []
+        for nodes in grown:
+            _write(nodes, places, pairs)
+        document = {
+            "baseline": float(np.ravel(model._baseline_prediction)[0]),
+            "thresholds": thresholds,
+            "trees": len(grown),
+            "nodes": pairs,
+        }
+        trees = cls.read(document)
+        if np.abs(trees.predict(features) - model.predict(features)).max(initial=0.0) > LEAF_UNIT * len(grown):
+            raise ValueError("this version of scikit-learn keeps its boosted trees in another form; use 1.5 to 1.9")
+        return trees
+
+
+def _short(thresholds: list[float], column: Floats) -> list[float]:
+    """For each threshold the number of fewest digits that parts the values of its feature in the same way."""
+    values = np.unique(column)
+    short = []
+    for threshold in thresholds:
+        place = int(np.searchsorted(values, threshold, side="right"))
+        least = values[place - 1] if place else -np.inf
+        beyond = values[place] if place < len(values) else np.inf
+        middle = (least + beyond) / 2 if np.isfinite(least) and np.isfinite(beyond) else threshold
+        candidates = (float(f"{middle:.{digits}g}") for digits in range(1, 17))
+        short.append(next((cut for cut in candidates if least <= cut < beyond), threshold))
+    return short
+
+
+def _write(nodes: Any, places: list[dict[float, int]], pairs: list[int]) -> None:
+    """One tree's nodes, parents first and left before right."""
+    waiting = [0]
+    while waiting:
+        node = nodes[waiting.pop()]
+        if node["is_leaf"]:
+            pairs += [-1, round(float(node["value"]) / LEAF_UNIT)]
+            continue
+        feature = int(node["feature_idx"])
+        pairs += [feature, places[feature][float(node["num_threshold"])]]
+        waiting += [int(node["right"]), int(node["left"])]
+
+
+def _linked(feature: NDArray[np.int32], trees: int) -> tuple[NDArray[np.int32], ...]:
+    """(left, right, roots, levels) of nodes written parents first and left before right."""
+    count = len(feature)
+    left, right = list(range(count)), list(range(count))
+    roots: list[int] = []
+    levels: list[int] = []
+    node = 0
+    kinds = feature.tolist()
+    while node < count:
+        roots.append(node)
+        waiting: list[tuple[int, int]] = []
+        level = depth = 0
+        while True:
+            if node >= count:
+                raise ValueError("the last tree breaks off")
+            if kinds[node] >= 0:
+                waiting.append((node, level))
+                left[node] = node + 1
+                level += 1
+                node += 1
+                continue
+            depth = max(depth, level)
+            node += 1
+            if not waiting:
+                levels.append(depth)
+                break
+            parent, level = waiting.pop()
+            right[parent] = node
+            level += 1
+    if len(roots) != trees:
+        raise ValueError(f"{trees} trees are announced and {len(roots)} are there")
+    as_array = [np.asarray(part, dtype=np.int32) for part in (left, right, roots, levels)]
+    return tuple(as_array)
