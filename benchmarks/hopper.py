@@ -55,6 +55,10 @@ MODELS = {
 """Presets by the names that the rows use."""
 
 ROUNDS = 10
+TTFT_NOTE = (
+    "TTFT is no test of the model: it depends on how clients start and drift apart, on queues before the engine, on "
+    "tokenisation and the network, none of which the rows record."
+)
 TARGETS = {"Llama-3.1-8B TP1": 0.08, "TP above 1": 0.12}
 """Median absolute error of TPOT asked for, by group."""
 
@@ -226,7 +230,10 @@ def write_rows(path: Path, pairs: Iterable[Pair]) -> None:
 def report(pairs: Sequence[Pair]) -> None:
     """Print every table."""
     columns = ("rows", "TPOT median", "mean", "bias", "TTFT median", "mean", "bias")
+    for name, schedule in ENGINES.items():
+        print(f"{name}: {', '.join(f'{key} {value}' for key, value in schedule['settings'].items())}")
     table("Errors in percent", ("group", *columns), breakdown(pairs, lambda point: (group(point),)))
+    print(f"\n{TTFT_NOTE}")
 
     def in_full(point: Point) -> tuple[str, ...]:
         return group(point), point.backend, point.model, f"TP{point.tensor_parallel}"
