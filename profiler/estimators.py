@@ -20,12 +20,22 @@ from sklearn.utils.validation import check_is_fitted  # type: ignore[import-unty
 
 from profiler.calibration import MeasuredPoints, OpCalibration
 from profiler.kerneltime import KernelClock
+from profiler.profile import Profile
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats, Shapes, base_seconds, features
 from profiler.trees import Trees
 
 FLOOR_ROWS = 0.05
 """Share of the smallest shapes that the time of the smallest launch is read from."""
+
+
+def rows_of(profile: Profile, op: str) -> pd.DataFrame:
+    """An op's measurements without a co-runner: its axes, ``sms``, ``latency_s`` and ``spread``.
+
+    Operands of a CPU are of its native fp32, which counts as the 16 bits of a GPU.
+    """
+    rows = profile.select(op)
+    return rows.assign(dtype_bytes=np.where(rows["dtype"] == "fp8", 1.0, 2.0))
 
 
 def shapes_of(op: str, X: pd.DataFrame) -> Shapes:

@@ -20,6 +20,8 @@ class KernelSumModel:
 
     pass_overhead_s: host time of one pass over the model: scheduling, hand-over of sequences, sampled tokens back.
     launch_overhead_s: host time of one launch, a whole pass or a layer group: prediction, re-partition, enqueueing.
+    prefill_composition, decode_composition: time of whole launches over the sum of their kernels, each timed alone:
+        of launches that prefill, and of others.
     reserve_tokens: the largest launch for whose activations memory is kept free.
     """
 
@@ -28,6 +30,8 @@ class KernelSumModel:
     tensor_parallel: int = 1
     pass_overhead_s: float = 0.25e-3
     launch_overhead_s: float = 0.05e-3
+    prefill_composition: float = 1.0
+    decode_composition: float = 1.0
     reserve_tokens: int = 8192
     _shard: Shard = field(init=False, repr=False, compare=False)
     _table: StepTable = field(init=False, repr=False, compare=False)
@@ -37,6 +41,9 @@ class KernelSumModel:
         for name in ("pass_overhead_s", "launch_overhead_s", "reserve_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        for name in ("prefill_composition", "decode_composition"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         shard = Shard(self.model, self.device, self.tensor_parallel)
         object.__setattr__(self, "_shard", shard)
         object.__setattr__(self, "_table", self._make_table(shard))
@@ -72,6 +79,7 @@ class KernelSumModel:
             seconds, _, source = self._table.launch(work, sms)
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
+        seconds *= self.prefill_composition if work.prefill else self.decode_composition
         seconds += self.launch_overhead_s
         if work.head or work.layers is None:
             seconds += self.pass_overhead_s
@@ -120,6 +128,20 @@ class KernelSumModel:
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
         return [self._table.kernel_time(kernel, sms) for kernel in self.kernels_of(work)]
+
+    def device_seconds(self, work: Work, sms: int) -> float:
+        """Time of a launch alone on ``sms`` SMs of each device, without what the host adds."""
+        estimate = self.estimate(work, sms).seconds - self.launch_overhead_s
+        return estimate - self.pass_overhead_s if work.head or work.layers is None else estimate
+
+    def dram_share(self, work: Work, sms: int) -> float:
+        """Share of the DRAM's peak that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
+        return self._dram_share(work, sms)
+
+    def dram_bound_share(self, work: Work, sms: int) -> float:
+        """Share of a launch's time on ``sms`` SMs in kernels that DRAM bounds, 0 to 1."""
+        seconds, dram_seconds, _ = self._table.launch(work, sms)
+        return dram_seconds / seconds
 
     def _contended(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
         total = self.device.sms

@@ -1,0 +1,211 @@
+"""A fitted latency model of one device: everything measured, assumed and known of its errors, as one JSON file.
+
+The file holds numbers and their provenance, never code. It belongs to a device and to no model: which kernels a model
+launches is counted, not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from profiler.calibration import OpCalibration
+from profiler.kerneltime import KernelClock
+from profiler.specs import DeviceSpec
+from profiler.structure import AXES
+
+FORMAT_VERSION = 1
+"""Of the file; a newer one is refused."""
+
+BUILT_IN = "builtin"
+Origin = Literal["measured", "assumed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """DRAM bandwidth by SMs: D_p = D_peak (1 + (N_d / N_p)^p)^(-1/p), scaled to D_peak on the whole device.
+
+    knee_sms: N_d. sharpness: p; the paper's min(1, N_p / N_d) is p without bound.
+    """
+
+    knee_sms: float
+    sharpness: float
+    origin: Origin = "assumed"
+
+    def curve(self, device: DeviceSpec) -> tuple[float, ...]:
+        """Bytes/s of 0, 1, ... all SMs."""
+
+        def rising(sms: int) -> float:
+            return float((1 + (self.knee_sms / sms) ** self.sharpness) ** (-1 / self.sharpness))
+
+        whole = rising(device.sms)
+        rates = (device.dram_bytes_per_s * rising(sms) / whole for sms in range(1, device.sms + 1))
+        return (0.0, *rates)
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """By how much a co-runner that draws all of the DRAM slows DRAM-bound work of a decoding or a prefilling launch."""
+
+    decode: float
+    prefill: float = 0.0
+    origin: Origin = "assumed"
+    table: tuple[Mapping[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Seconds that the host adds to a pass over the model, and to a launch."""
+
+    pass_s: float = 0.25e-3
+    launch_s: float = 0.05e-3
+    origin: Origin = "assumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Time of whole layers over the sum of their kernels, each timed alone: of launches that prefill, and of others."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+    origin: Origin = "assumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """Efficiencies of ops that nobody measured: shares of the peaks, and seconds of the smallest launch."""
+
+    gemm: float = 0.86
+    attention: float = 0.62
+    bandwidth: float = 0.80
+    floor_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeviceCalibration:
+    """Measured ops of a device, what is assumed of the rest, and where it all comes from.
+
+    provenance: profile hash, origin of the measurements, date, versions. holdout, learning_curve: errors, as fit
+    stated them.
+    """
+
+    device: DeviceSpec
+    ops: Mapping[str, OpCalibration]
+    bandwidth: Bandwidth
+    contention: Contention
+    host: Host = Host()
+    unmeasured: Unmeasured = Unmeasured()
+    composition: Composition = Composition()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    holdout: tuple[Mapping[str, Any], ...] = ()
+    learning_curve: tuple[Mapping[str, Any], ...] = ()
+
+    def clock(self) -> KernelClock:
+        """The formula with this device's floors, bandwidth curve and measured SM shares."""
+        device = self.device
+        flops = {("gemm", "bf16"): device.bf16_flops, ("attention", "bf16"): device.bf16_flops}
+        if device.fp8_flops is not None:
+            flops["gemm", "fp8"] = device.fp8_flops
+        floors = dict.fromkeys(("", *AXES), self.unmeasured.floor_s)
+        floors |= {op: calibration.floor_s for op, calibration in self.ops.items()}
+        shares = {op: calibration.share_sms for op, calibration in self.ops.items()}
+        return KernelClock(device, flops, self.bandwidth.curve(device), floors, shares)
+
+    def document(self) -> dict[str, Any]:
+        """JSON types; :meth:`read` makes it again."""
+        return {
+            "format": FORMAT_VERSION,
+            "kind": "bulletsim latency model",
+            "device": {**asdict(self.device), "sources": dict(self.device.sources)},
+            "provenance": dict(self.provenance),
+            "holdout": [dict(row) for row in self.holdout],
+            "learning_curve": [dict(row) for row in self.learning_curve],
+            "bandwidth": asdict(self.bandwidth),
+            "contention": {**asdict(self.contention), "table": [dict(row) for row in self.contention.table]},
+            "host": asdict(self.host),
+            "unmeasured": asdict(self.unmeasured),
+            "composition": asdict(self.composition),
+            "ops": {op: calibration.document() for op, calibration in self.ops.items()},
+        }
+
+    @classmethod
+    def read(cls, document: Any) -> Self:
+        """Raises ValueError, without the file's name, where ``document`` is none or of a newer format."""
+        if not isinstance(document, dict) or document.get("kind") != "bulletsim latency model":
+            raise ValueError("is no latency model; bulletsim fit writes one")
+        written = document.get("format")
+        if not isinstance(written, int) or written > FORMAT_VERSION:
+            raise ValueError(
+                f"has format {written!r}; this version reads up to {FORMAT_VERSION}: update bulletsim, or fit again"
+            )
+        try:
+            device = dict(document["device"])
+            device["sources"] = tuple(device["sources"].items())
+            contention = dict(document["contention"])
+            contention["table"] = tuple(contention["table"])
+            return cls(
+                device=DeviceSpec(**device),
+                ops={op: OpCalibration.read(op, part) for op, part in document["ops"].items() if _is_op(op)},
+                bandwidth=Bandwidth(**document["bandwidth"]),
+                contention=Contention(**contention),
+                host=Host(**document["host"]),
+                unmeasured=Unmeasured(**document["unmeasured"]),
+                composition=Composition(**document["composition"]),
+                provenance=document["provenance"],
+                holdout=tuple(document["holdout"]),
+                learning_curve=tuple(document["learning_curve"]),
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise ValueError(f"is no complete latency model ({type(error).__name__}: {error}); fit it again") from None
+
+    def save(self, path: Path) -> Path:
+        """Write ``path`` to a temporary name, then rename it. One line a field, so that files can be compared."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parts = [f"{json.dumps(name)}:{json.dumps(part, separators=(',', ':'))}" for name, part in self._parts()]
+        temporary = path.with_name(path.name + ".partial")
+        temporary.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
+        temporary.replace(path)
+        return path
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        return list(self.document().items())
+
+
+def _is_op(op: str) -> bool:
+    if op not in AXES:
+        raise ValueError(f"op {op!r} is not known")
+    return True
+
+
+def load_calibration(path: Path) -> DeviceCalibration:
+    """The latency model in a file. Raises ValueError, in one line with its name, where it is none."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; bulletsim fit writes a latency model") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no latency model: {str(error).splitlines()[0]}") from None
+    try:
+        return DeviceCalibration.read(document)
+    except ValueError as error:
+        raise ValueError(f"{path} {error}") from None
+
+
+def built_in_names() -> tuple[str, ...]:
+    """Devices with a fitted model in the package."""
+    folder = resources.files("profiler").joinpath(BUILT_IN)
+    return tuple(sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json")))
+
+
+@cache
+def built_in(device: str) -> DeviceCalibration | None:
+    """The fitted model that the package holds of a device, None where it holds none."""
+    file = resources.files("profiler").joinpath(BUILT_IN, f"{device}.json")
+    if not file.is_file():
+        return None
+    return DeviceCalibration.read(json.loads(file.read_text(encoding="utf-8")))

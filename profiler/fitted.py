@@ -1,0 +1,63 @@
+"""A latency model with measured kernels: the same sum over the same formula, times what measurements add to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from profiler.devicecalibration import DeviceCalibration, built_in, load_calibration
+from profiler.kernels import Shard
+from profiler.kernelsum import KernelSumModel
+from profiler.presets import model as model_preset
+from profiler.shardcalibration import ShardCalibration
+from profiler.specs import DType, ModelSpec
+from profiler.steptable import StepTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedModel(KernelSumModel):
+    """A LatencyModel of any model on a calibrated device."""
+
+    calibration: DeviceCalibration
+
+    def _make_table(self, shard: Shard) -> StepTable:
+        calibration = ShardCalibration(self.calibration)
+        return StepTable(shard, calibration.clock, calibration)
+
+    @property
+    def _contention_ceilings(self) -> tuple[float, float]:
+        return self.calibration.contention.decode, self.calibration.contention.prefill
+
+
+def fitted(
+    model: str | Path | ModelSpec,
+    calibration: str | Path | DeviceCalibration,
+    tensor_parallel: int = 1,
+    *,
+    dtype: DType | None = None,
+) -> FittedModel:
+    """A fitted model from names: of a model (or its spec), and of a calibrated device (or the file ``fit`` wrote).
+
+    Raises ValueError for unknown names, a file that is no latency model, and where model and device do not go
+    together.
+    """
+    spec = model if isinstance(model, ModelSpec) else model_preset(model)
+    if dtype is not None:
+        spec = replace(spec, dtype=dtype)
+    measured = calibration if isinstance(calibration, DeviceCalibration) else _calibration(calibration)
+    measured.device.peak_flops(spec.dtype)
+    return FittedModel(
+        model=spec,
+        device=measured.device,
+        tensor_parallel=tensor_parallel,
+        pass_overhead_s=measured.host.pass_s,
+        launch_overhead_s=measured.host.launch_s,
+        prefill_composition=measured.composition.prefill,
+        decode_composition=measured.composition.decode,
+        calibration=measured,
+    )
+
+
+def _calibration(name: str | Path) -> DeviceCalibration:
+    found = built_in(name) if isinstance(name, str) else None
+    return found if found is not None else load_calibration(Path(name))

@@ -1,0 +1,226 @@
+"""From a profile to a latency model of its device: every op that was measured, and what is assumed of the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+
+from profiler.cpu import cpu_device
+from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
+from profiler.estimators import CalibratedRoofline, rows_of
+from profiler.fitted import FittedModel, fitted
+from profiler.presets import DEVICES
+from profiler.profile import Profile, rows_digest
+from profiler.specs import DeviceSpec
+from profiler.structure import AXES, Floats
+from profiler.work import Work
+
+ASSUMED_BANDWIDTH = {
+    "A100-80G": (16.0, 1.0),
+    "H100": (30.0, 1.5),
+    "H200": (43.0, 1.5),
+}
+"""(N_d, sharpness) of decode's slowdown by SMs, fitted to curves of an A100 and an H800 (docs/accuracy.md); the H200's
+knee is moved by its bandwidth as its specification's is. Elsewhere the A100's shape with the knee scaled alike."""
+
+Progress = Callable[[str], None]
+
+
+def device_of(profile: Profile) -> DeviceSpec:
+    """The device that a profile measured. Raises ValueError where it is neither built in nor a CPU."""
+    found = profile.provenance
+    if found.device == "cpu":
+        ceilings = found.settings.get("ceilings", {})
+        return cpu_device(found.sms, flops=ceilings.get("fp32_flops"), bytes_per_s=ceilings.get("dram_bytes_per_s"))
+    for device in DEVICES:
+        if device.name == found.device:
+            if device.sms != found.sms:
+                raise ValueError(
+                    f"the profile is of {found.sms} SMs of {device.name}, which has {device.sms}: another device, or a "
+                    f"part of one; profile the whole device"
+                )
+            return device
+    known = ", ".join(device.name for device in DEVICES)
+    raise ValueError(f"the profile is of {found.device!r}, whose peaks are not known; known: {known}, cpu")
+
+
+def fit_device(
+    profile: Profile,
+    *,
+    keep_points: bool = True,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: Progress | None = None,
+) -> DeviceCalibration:
+    """A latency model of the profile's device.
+
+    keep_points: keep the measured table and give it back exactly; without, the file holds fitted parameters only.
+    settings: of the estimator, by op, where they differ from its defaults. Raises ValueError where the profile has no
+    kernel to fit, or is of a device whose peaks are not known.
+    """
+    device = device_of(profile)
+    bandwidth = _bandwidth(profile, device)
+    ops = {}
+    for op in AXES:
+        rows = rows_of(profile, op)
+        if rows.empty:
+            continue
+        if progress is not None:
+            progress(op)
+        chosen = dict((settings or {}).get(op, {}))
+        estimator = CalibratedRoofline(
+            op, device, bandwidth=np.asarray(bandwidth.curve(device)), keep_points=keep_points, **chosen
+        )
+        ops[op] = estimator.fit(rows, rows["latency_s"]).freeze()
+    if "gemm" not in ops:
+        raise ValueError("the profile has no gemm rows; matrix products are most of every launch: profile them too")
+    calibration = DeviceCalibration(
+        device=device,
+        ops=ops,
+        bandwidth=bandwidth,
+        contention=Contention(device.contention_ceiling),
+        host=_host(profile),
+        unmeasured=Unmeasured(floor_s=min(op.floor_s for op in ops.values())),
+        provenance=_provenance(profile),
+    )
+    return _with_layers(calibration, profile)
+
+
+def _provenance(profile: Profile) -> dict[str, Any]:
+    found = profile.provenance
+    return {
+        "device": found.device,
+        "source": found.source,
+        "origin": found.origin,
+        "date": found.date,
+        "model": found.model,
+        "rows": len(profile.rows),
+        "rows_sha256": rows_digest(profile.rows),
+        "settings": found.settings,
+        "versions": {name: version(name) for name in ("bulletsim", "scikit-learn", "numpy")},
+    }
+
+
+def _host(profile: Profile) -> Host:
+    """Medians of the measured host times; what is assumed where they were not measured."""
+    measured = {}
+    for kernel in ("host_pass", "host_launch"):
+        rows = profile.select(kernel)
+        if not rows.empty:
+            measured[kernel] = float(rows["latency_s"].median())
+    if not measured:
+        return Host()
+    a_launch = measured.get("host_launch", Host().launch_s)
+    a_pass = max(0.0, measured.get("host_pass", Host().pass_s) - a_launch)
+    return Host(a_pass, a_launch, "measured")
+
+
+def _bandwidth(profile: Profile, device: DeviceSpec) -> Bandwidth:
+    """The curve through copies on several shares, or the assumed one where there are none."""
+    copies = profile.select("copy")
+    if copies["sms"].nunique() >= 3:
+        rates = (copies["bytes"] / copies["latency_s"]).groupby(copies["sms"]).max()
+        return _curve_through(rates.index.to_numpy(dtype=np.float64), rates.to_numpy(dtype=np.float64), device)
+    scale = device.bandwidth_knee_sms / 30
+    knee, sharpness = ASSUMED_BANDWIDTH.get(device.name, (16.0 * scale, 1.0))
+    return Bandwidth(knee, sharpness)
+
+
+def _curve_through(sms: Floats, rates: Floats, device: DeviceSpec) -> Bandwidth:
+    shares = np.log(np.maximum.accumulate(rates) / rates.max())
+
+    def error(logs: Floats) -> float:
+        curve = np.asarray(Bandwidth(*np.exp(logs)).curve(device)) / device.dram_bytes_per_s
+        return float(np.square(np.log(curve[sms.astype(int)]) - shares).sum())
+
+    start = np.log([device.bandwidth_knee_sms, 2.0])
+    found = minimize(error, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8})
+    knee, sharpness = np.exp(np.clip(found.x, np.log([0.5, 0.5]), np.log([device.sms, 16.0])))
+    return Bandwidth(float(knee), float(sharpness), "measured")
+
+
+def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCalibration:
+    """Whole layers, alone and beside each other, against the sum of their kernels."""
+    name = profile.provenance.model
+    rows = profile.rows[profile.rows["kernel"].isin(["prefill_layers", "decode_layers"])]
+    if name is None or rows.empty:
+        return calibration
+    model = fitted(name, calibration, profile.provenance.tensor_parallel)
+    alone = rows[rows["beside"] == ""]
+    composition = Composition(
+        prefill=_ratio(model, alone[alone["kernel"] == "prefill_layers"]),
+        decode=_ratio(model, alone[alone["kernel"] == "decode_layers"]),
+        origin="measured",
+    )
+    calibration = replace(calibration, composition=composition)
+    beside = rows[rows["beside"].isin(["prefill_layers", "decode_layers"])]
+    if beside.empty:
+        return calibration
+    model = fitted(name, calibration, profile.provenance.tensor_parallel)
+    return replace(calibration, contention=_contention(model, alone, beside))
+
+
+def _ratio(model: FittedModel, rows: pd.DataFrame) -> float:
+    """Median of measured over predicted time of whole layers."""
+    if rows.empty:
+        return 1.0
+    records = rows.to_dict("records")
+    return median(float(row["latency_s"]) / model.device_seconds(_work(row), int(row["sms"])) for row in records)
+
+
+def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -> Contention:
+    """Slowdowns that best explain the co-runs: extra time over (share of DRAM that the other draws x DRAM-bound time).
+
+    Measured against the same launch alone on the same share, so errors of the kernels cancel.
+    """
+    times = {_key(row): float(row["latency_s"]) for row in alone.to_dict("records")}
+    pairs: dict[str, list[tuple[float, float]]] = {"decode_layers": [], "prefill_layers": []}
+    table = []
+    for row in beside.to_dict("records"):
+        reference = times.get(_key(row))
+        if reference is None:
+            continue
+        slowdown = float(row["latency_s"]) / reference
+        sms, other_sms = int(row["sms"]), int(row["beside_sms"])
+        other = _work(row, "beside_")
+        share, bound = model.dram_share(other, other_sms), model.dram_bound_share(_work(row), sms)
+        pairs[str(row["kernel"])].append((share * bound, slowdown - 1))
+        table.append({"decodes": float(row["kernel"] == "decode_layers"), "sms": sms, "beside_sms": other_sms,
+                      "tokens": float(_work(row).new_tokens), "beside_tokens": float(other.new_tokens),
+                      "slowdown": slowdown})  # fmt: skip
+    return Contention(
+        decode=_slope(pairs["decode_layers"]),
+        prefill=_slope(pairs["prefill_layers"]),
+        origin="measured",
+        table=tuple(table),
+    )
+
+
+def _slope(pairs: list[tuple[float, float]]) -> float:
+    """Least squares through the origin, no less than 0."""
+    if not pairs:
+        return 0.0
+    x, y = np.array(pairs).T
+    return max(0.0, float(x @ y / max(x @ x, 1e-12)))
+
+
+def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:
+    return (row["kernel"], _work(row), int(row["sms"]))
+
+
+def _work(row: Mapping[Any, Any], prefix: str = "") -> Work:
+    """The launch that a row of whole layers measured."""
+    layers = int(row[f"{prefix}layers"])
+    kernel = row["kernel"] if not prefix else row["beside"]
+    if kernel == "prefill_layers":
+        chunk = (int(row[f"{prefix}new_tokens"]), int(row[f"{prefix}cached_tokens"]))
+        return Work(prefill=(chunk,) * int(row[f"{prefix}sequences"]), layers=layers, head=False)
+    requests = int(row[f"{prefix}decode_requests"])
+    context = requests * int(row[f"{prefix}decode_context_tokens"])
+    return Work(decode_requests=requests, decode_context_tokens=context, layers=layers, head=False)

@@ -1,0 +1,232 @@
+"""A device's calibration, tabulated for the kernels of one model on it.
+
+The trees answer in tens of microseconds, so they are asked once for each projection, on knots along the number of
+rows, and once for attention, on a grid. Between knots log alpha is linear in the logarithms of sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from profiler.calibration import OpCalibration
+from profiler.devicecalibration import DeviceCalibration
+from profiler.kernels import Chunks, Kernel
+from profiler.kerneltime import KernelClock
+from profiler.latency import Source
+from profiler.specs import DTYPE_BYTES
+from profiler.structure import AXES, Floats, Shapes
+
+_TILE_BORDERS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, *range(256, 2049, 128), *range(2304, 4353, 256))
+ROW_KNOTS = tuple(
+    sorted({*range(1, 17), *_TILE_BORDERS, *(border + 1 for border in _TILE_BORDERS), 6144, 8192, 16384, 32768})
+)
+"""Rows of products at which the trees are asked: both sides of the borders of tiles."""
+
+SIZE_KNOTS = tuple(round(2 ** (power / 2)) for power in range(61))
+"""Sizes of everything else, half a power of two apart."""
+
+PREFIX_KNOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
+"""Cached tokens over new ones."""
+
+_VARYING = {"all_reduce": "bytes", "gemm": "m"}
+
+
+class _Axis(NamedTuple):
+    """Knots along one size, and the logarithms between which to interpolate."""
+
+    knots: tuple[float, ...]
+    logs: tuple[float, ...]
+
+    def place(self, value: float) -> tuple[int, float]:
+        """(index of the knot below, share of the way to the next): held at both ends."""
+        if len(self.knots) == 1 or value <= self.knots[0]:
+            return 0, 0.0
+        if value >= self.knots[-1]:
+            return len(self.knots) - 2, 1.0
+        low = bisect_right(self.knots, value) - 1
+        share = (math.log1p(value) - self.logs[low]) / (self.logs[low + 1] - self.logs[low])
+        return low, share
+
+
+class _Grid(NamedTuple):
+    """log alpha of an op at each combination of knots: nested as the axes are, one number for each SM share."""
+
+    axes: tuple[_Axis, ...]
+    strides: tuple[int, ...]
+    values: list[tuple[float, ...]]
+    sources: list[Source]
+
+    def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+        """(alphas, source) between the knots around ``at``; a knot's own where it is one."""
+        corners: list[tuple[int, float]] = [(0, 1.0)]
+        for axis, stride, value in zip(self.axes, self.strides, at, strict=True):
+            low, share = axis.place(value)
+            if share == 0.0:
+                corners = [(index + low * stride, weight) for index, weight in corners]
+            elif share == 1.0:
+                corners = [(index + (low + 1) * stride, weight) for index, weight in corners]
+            else:
+                corners = [
+                    (index + (low + up) * stride, weight * (share if up else 1 - share))
+                    for index, weight in corners
+                    for up in (0, 1)
+                ]
+        if len(corners) == 1:
+            index = corners[0][0]
+            return tuple(map(math.exp, self.values[index])), self.sources[index]
+        shares = range(len(self.values[0]))
+        logs = (sum(weight * self.values[index][share] for index, weight in corners) for share in shares)
+        outside = any(self.sources[index] == "extrapolated" for index, _ in corners)
+        return tuple(map(math.exp, logs)), "extrapolated" if outside else "interpolated"
+
+
+class ShardCalibration:
+    """Gives kernels the alphas that a device's measurements imply. One for each model, as its tables are."""
+
+    __slots__ = ("_clock", "_defaults", "_grids", "_ops")
+
+    def __init__(self, calibration: DeviceCalibration) -> None:
+        unmeasured = calibration.unmeasured
+        self._clock: KernelClock = calibration.clock()
+        self._ops = calibration.ops
+        self._defaults = {
+            "gemm": (1 / unmeasured.gemm,),
+            "attention": (1 / unmeasured.attention,),
+            "memory": (1 / unmeasured.bandwidth,),
+            "link": (1.0,),
+        }
+        self._grids: dict[tuple[object, ...], _Grid] = {}
+
+    @property
+    def clock(self) -> KernelClock:
+        return self._clock
+
+    def calibrated(self, kernel: Kernel) -> Kernel:
+        """``kernel`` with measured alphas, or the assumed efficiency of its kind where its op was not measured."""
+        op = self._ops.get(kernel.op)
+        if op is None:
+            return kernel._replace(alphas=self._defaults[kernel.kind])
+        if kernel.op == "attention_prefill":
+            alphas, source = self._prefill_grid(op, kernel).alphas(_typical(kernel.chunks, op.prefixed))
+        elif kernel.op == "attention_decode":
+            alphas, source = self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
+        else:
+            alphas, source = self._curve(op, kernel).alphas((kernel.size,))
+        if kernel.op == "attention_prefill" and not op.prefixed and any(cached for _, cached in kernel.chunks):
+            source = "extrapolated"
+        return kernel._replace(alphas=alphas, source=source)
+
+    def context_knots(self, kernel: Kernel) -> list[float]:
+        """Context tokens of a decode attention at which its alphas are known."""
+        op = self._ops.get(kernel.op)
+        if op is None:
+            return []
+        requests = kernel.dims[0]
+        return [requests * knot for knot in self._decode_grid(op, kernel).axes[1].knots]
+
+    def _curve(self, op: OpCalibration, kernel: Kernel) -> _Grid:
+        key = (op.op, kernel.dims, kernel.dtype)
+        found = self._grids.get(key)
+        if found is None:
+            varying = _VARYING.get(op.op, "tokens")
+            others = [name for name in AXES[op.op] if name not in (varying, "dtype_bytes")]
+            fixed = dict(zip(others, map(float, kernel.dims), strict=True))
+            fixed["dtype_bytes"] = float(DTYPE_BYTES[kernel.dtype])
+            knots = ROW_KNOTS if op.op == "gemm" else SIZE_KNOTS
+            found = self._grids[key] = self._grid(op, {varying: knots}, fixed)
+        return found
+
+    def _prefill_grid(self, op: OpCalibration, kernel: Kernel) -> _Grid:
+        key = (op.op, kernel.dims)
+        found = self._grids.get(key)
+        if found is None:
+            axes: dict[str, Sequence[float]] = {"sequences": _powers(op, "sequences")}
+            axes["new_tokens"] = _powers(op, "new_tokens")
+            axes["prefix"] = PREFIX_KNOTS if op.prefixed else (0.0,)
+            found = self._grids[key] = self._grid(op, axes, _heads(kernel.dims))
+        return found
+
+    def _decode_grid(self, op: OpCalibration, kernel: Kernel) -> _Grid:
+        key = (op.op, kernel.dims[1:])
+        found = self._grids.get(key)
+        if found is None:
+            names = ("decode_requests", "decode_context_tokens")
+            axes = {name: _powers(op, name) for name in names}
+            found = self._grids[key] = self._grid(op, axes, _heads(kernel.dims[1:]))
+        return found
+
+    def _grid(self, op: OpCalibration, axes: Mapping[str, Sequence[float]], fixed: dict[str, float]) -> _Grid:
+        """The trees' answers on all combinations of knots, measured values among them where points are kept."""
+        axes = {name: _with_measured(op, name, knots, fixed) for name, knots in axes.items()}
+        columns = np.array(list(product(*axes.values())), dtype=np.float64).T
+        shapes: dict[str, Floats] = dict(zip(axes, columns, strict=True))
+        if "prefix" in shapes:
+            shapes["cached_tokens"] = np.round(shapes.pop("prefix") * shapes["new_tokens"])
+        count = columns.shape[1]
+        shapes |= {name: np.full(count, value) for name, value in fixed.items() if name in AXES[op.op]}
+        values = op.log_alpha(shapes, self._clock)
+        strides = [math.prod(map(len, list(axes.values())[place + 1 :])) for place in range(len(axes))]
+        return _Grid(
+            tuple(_Axis(tuple(knots), tuple(map(math.log1p, knots))) for knots in axes.values()),
+            tuple(strides),
+            [tuple(row) for row in values.tolist()],
+            _sources(op, shapes),
+        )
+
+
+def _sources(op: OpCalibration, shapes: Shapes) -> list[Source]:
+    answer: list[Source] = []
+    for inside, known in zip(op.inside(shapes).tolist(), op.known(shapes).tolist(), strict=True):
+        answer.append("measured" if known else "interpolated" if inside else "extrapolated")
+    return answer
+
+
+def _powers(op: OpCalibration, name: str) -> list[float]:
+    """Powers of two over the measured range of an axis, its ends included, and one beyond it."""
+    least, greatest = op.ranges[name]
+    inner = [2.0**power for power in range(32) if least < 2**power < greatest]
+    return [*dict.fromkeys((max(1.0, least), *inner, greatest))]
+
+
+def _with_measured(op: OpCalibration, name: str, knots: Sequence[float], fixed: dict[str, float]) -> list[float]:
+    """Knots and, where points are kept, the sizes that were measured with the other axes as here."""
+    if op.points is None:
+        return list(knots)
+    names = AXES[op.op]
+    shapes = dict(zip(names, op.points.shapes.T, strict=True))
+    here = np.ones(len(op.points.shapes), dtype=bool)
+    for other, value in fixed.items():
+        if other in shapes:
+            here &= shapes[other] == value
+    measured = shapes["cached_tokens"] / shapes["new_tokens"] if name == "prefix" else shapes[name]
+    return sorted({*knots, *measured[here].tolist()})
+
+
+def _heads(dims: tuple[int, ...]) -> dict[str, float]:
+    return dict(zip(("heads", "kv_heads", "head_dim", "dtype_bytes"), map(float, dims), strict=True))
+
+
+def _typical(chunks: Chunks, prefixed: bool) -> tuple[float, float, float]:
+    """(sequences, new tokens, cached over new) of equal sequences that have the tokens and FLOPs of these.
+
+    A prefix that was not measured counts as part of an unprefixed sequence of equal FLOPs.
+    """
+    if len(chunks) == 1:
+        new, cached = chunks[0]
+        if prefixed or not cached:
+            return 1.0, new, cached / new
+        return 1.0, math.sqrt(new * new + 2.0 * new * cached), 0.0
+    if prefixed:
+        tokens = float(sum(new for new, _ in chunks))
+        squares = float(sum(new * new for new, _ in chunks))
+        crossed = float(sum(new * cached for new, cached in chunks))
+        return tokens * tokens / squares, squares / tokens, crossed / squares
+    equal = [math.sqrt(new * new + 2.0 * new * cached) for new, cached in chunks]
+    tokens, squares = sum(equal), sum(length * length for length in equal)
+    return tokens * tokens / squares, squares / tokens, 0.0
