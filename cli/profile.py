@@ -44,11 +44,16 @@ def profile(
 def _measured(settings: Any, *, quiet: bool) -> Outcome:
     from contextlib import ExitStack
 
-    from cli.output import progress
-    from profiler.measure.campaign import measure
+    from cli.output import note, progress
+    from profiler.measure.campaign import measure, paths
 
     with ExitStack() as shown:
-        return measure(settings, lambda points: shown.enter_context(progress("measuring", points, quiet=quiet)))
+        try:
+            return measure(settings, lambda points: shown.enter_context(progress("measuring", points, quiet=quiet)))
+        except KeyboardInterrupt:
+            if not quiet:
+                note(f"what is measured stays in {paths(settings.out)[0]}; the same command goes on")
+            raise
 
 
 def summary(outcome: Outcome) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from profiler.measure.device import GAP, Device, Sample
 from profiler.measure.grid import Grid, Group, Target, plan
-from profiler.measure.journal import Header, Journal
+from profiler.measure.journal import Header, Journal, read_journal
 from profiler.measure.models import check_model
 from profiler.presets import model as model_named
 from profiler.profile import Profile, Provenance
@@ -76,9 +76,19 @@ def measure(settings: Settings, progress: Callable[[int], Progress] | None = Non
         grid = plan(model, device.shares, device.reach, quick=settings.quick, kernels=settings.kernels)
         with Journal.open(journal_path, _header(settings, model, device, grid)) as journal:
             _fill(journal, grid, device, settings, (progress or _silent)(grid.points))
-            return _outcome(journal, grid, target)
+            return _outcome(journal.path, journal.header, journal.samples, target)
     finally:
         device.close()
+
+
+def recover(out: Path) -> Outcome:
+    """Writes the profile of what a journal holds, without its device: for a measurement that nobody can go on with.
+
+    Raises ValueError where there is no journal, or none with a measurement.
+    """
+    journal_path, target = paths(out)
+    header, samples = read_journal(journal_path)
+    return _outcome(journal_path, header, samples, target)
 
 
 def check(settings: Settings) -> ModelSpec:
@@ -152,19 +162,24 @@ def _header(settings: Settings, model: ModelSpec, device: Device, grid: Grid) ->
             "repeats": settings.repeats,
             "grid": grid.digest,
         },
-        {**device.settings, "date": datetime.now(UTC).date().isoformat(), "bulletsim": _own_version()},
+        {
+            **device.settings,
+            "points": grid.points,
+            "date": datetime.now(UTC).date().isoformat(),
+            "bulletsim": _own_version(),
+        },
     )
 
 
-def _outcome(journal: Journal, grid: Grid, target: Path) -> Outcome:
-    latest = {(sample.target, sample.variant): sample for sample in journal.samples}
+def _outcome(journal: Path, header: Header, samples: Sequence[Sample], target: Path) -> Outcome:
+    latest = {(sample.target, sample.variant): sample for sample in samples}
     good = [sample for sample in latest.values() if not sample.failed]
     failed = tuple(f"{_named(sample)}: {sample.failed}" for sample in latest.values() if sample.failed)
     if not good:
-        why = f"; {failed[0]}" if failed else "; allow more than this --limit-s"
-        raise ValueError(f"{journal.path} holds no measurement{why}")
+        why = f"; {failed[0]}" if failed else "; the time given was too short for one: allow more by --limit-s"
+        raise ValueError(f"{journal} holds no measurement{why}")
     gaps = sum(sample.gap is not None and sample.gap > GAP for sample in good)
-    settings, about = journal.header
+    settings, about = header
     profile = Profile.of(
         [sample.row(settings["dtype"]) for sample in good],
         Provenance(
@@ -177,7 +192,6 @@ def _outcome(journal: Journal, grid: Grid, target: Path) -> Outcome:
             settings={
                 **{name: value for name, value in about.items() if name != "date"},
                 **{name: settings[name] for name in ("quick", "kernels", "repeats", "grid")},
-                "points": grid.points,
                 "interrupted_points": gaps,
                 "failed_points": len(failed),
                 **derived(good, settings["sms"], settings["dtype"]),
@@ -185,7 +199,7 @@ def _outcome(journal: Journal, grid: Grid, target: Path) -> Outcome:
         ),
     )
     profile.save(target)
-    return Outcome(target, profile, grid.points, len(good), failed, gaps)
+    return Outcome(target, profile, about["points"], len(good), failed, gaps)
 
 
 def derived(samples: Iterable[Sample], whole: int, dtype: str) -> dict[str, Any]:

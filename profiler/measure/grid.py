@@ -286,27 +286,29 @@ class Shapes:
 
 
 HOST_CONTEXT = 64
-"""KV tokens of each sequence in the passes that host time is read from: so few that the device is done at once."""
+"""KV tokens of each sequence in the passes that host time is read from."""
 
 
-def host_parts(model: ModelSpec, target: Target, layers: int) -> list[tuple[Target, int]]:
-    """The kernels of the pass or launch that a host row is about, and how often each runs in it."""
+def host_parts(model: ModelSpec, target: Target, launched: int) -> list[tuple[Target, int]]:
+    """The kernels of the pass, or of the launch of ``launched`` layers, that a host row is about, and their runs."""
     (tokens,) = target.shape
-    shapes = Shapes(model, CPU._replace(layers=layers))
-    qkv, o, gate_up, down = (Target("gemm", (tokens, n, k)) for n, k in shapes.products)
+    layers = launched if target.kernel == "host_launch" else model.layers
+    heads = (model.heads, model.kv_heads, model.head_dim)
+    products = projections(model)
+    head = Target("gemm", (tokens, *products.pop("lm_head")))
     parts = [
         (Target("norm", (tokens, model.hidden)), 2 * layers),
-        (Target("rotary", (tokens, *shapes.heads)), layers),
-        (Target("attention_decode", (tokens, HOST_CONTEXT, *shapes.heads)), layers),
+        (Target("rotary", (tokens, *heads)), layers),
+        (Target("attention_decode", (tokens, HOST_CONTEXT, *heads)), layers),
         (Target("activation", (tokens, model.intermediate)), layers),
-        *((product, layers) for product in (qkv, o, gate_up, down)),
+        *((Target("gemm", (tokens, n, k)), layers) for n, k in products.values()),
     ]
     if target.kernel == "host_launch":
         return parts
-    head = [
+    rest = [
         Target("embedding", (tokens, model.hidden)),
         Target("norm", (tokens, model.hidden)),
-        Target("gemm", (tokens, model.vocab, model.hidden)),
+        head,
         Target("sampling", (tokens, model.vocab)),
     ]
-    return [*parts, *((part, 1) for part in head)]
+    return [*parts, *((part, 1) for part in rest)]

@@ -56,6 +56,8 @@ class Journal:
             ) from None
         try:
             found, samples = _read(path, file)
+            if found is not None:
+                _compare(path, found.settings, header.settings)
         except ValueError:
             file.close()
             raise
@@ -63,7 +65,6 @@ class Journal:
             journal = cls(path, file, header, [])
             journal._write({"journal": FORMAT, "settings": header.settings, "about": header.about})
             return journal
-        _compare(path, found.settings, header.settings)
         return cls(path, file, found, samples)
 
     def add(self, sample: Sample) -> None:
@@ -99,15 +100,29 @@ class Journal:
         os.fsync(self._file.fileno())
 
 
+def read_journal(path: Path) -> tuple[Header, list[Sample]]:
+    """What a journal holds. Raises ValueError for a file that is none, OSError where it cannot be read."""
+    header, samples, _ = _parsed(path, path.read_bytes())
+    if header is None:
+        raise ValueError(f"{path} holds nothing yet; measure again")
+    return header, samples
+
+
 def _read(path: Path, file: Any) -> tuple[Header | None, list[Sample]]:
     """What a file holds; its torn last line is cut off, so that the next is written on a line of its own."""
     file.seek(0)
-    lines = file.read().split(b"\n")
-    torn = lines.pop()
+    header, samples, torn = _parsed(path, file.read())
     if torn:
-        file.truncate(file.tell() - len(torn))
+        file.truncate(file.tell() - torn)
+    return header, samples
+
+
+def _parsed(path: Path, content: bytes) -> tuple[Header | None, list[Sample], int]:
+    """Header, samples, and the length of a last line that was not finished."""
+    lines = content.split(b"\n")
+    torn = len(lines.pop())
     if not lines:
-        return None, []
+        return None, [], torn
     documents = [_document(path, number, line) for number, line in enumerate(lines, 1)]
     head = documents[0]
     if "journal" not in head:
@@ -115,7 +130,7 @@ def _read(path: Path, file: Any) -> tuple[Header | None, list[Sample]]:
     if head["journal"] != FORMAT:
         raise ValueError(f"{path} has format {head['journal']}, this version writes {FORMAT}; take another --out")
     try:
-        return Header(head["settings"], head["about"]), [_sample(document) for document in documents[1:]]
+        return Header(head["settings"], head["about"]), [_sample(document) for document in documents[1:]], torn
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error} is missing or wrong; remove it and measure again") from None
 

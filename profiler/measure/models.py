@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from profiler.specs import ModelSpec
 
 LEAST_LAYERS = 4
+LAUNCHED = 4
+"""Layers of a launch that host time is measured for: as many as a policy launches at a time by default."""
 
 
 def projections(model: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -45,3 +49,10 @@ def sets_of(model: ModelSpec, item_bytes: int, cache_bytes: int) -> int:
 def copies(size: int, cache_bytes: int) -> int:
     """How many inputs of so many bytes are more than twice the cache."""
     return -(-2 * cache_bytes // size) + 1
+
+
+def ghost(model: ModelSpec) -> ModelSpec:
+    """A model of as many kernels and hardly any work in them: what a pass takes beyond its kernels shows best here."""
+    return replace(
+        model, name=f"{model.name}, narrow", hidden=64, intermediate=64, heads=2, kv_heads=1, head_dim=32, vocab=256
+    )

@@ -13,11 +13,11 @@ from typing import Any
 
 from profiler.measure.device import Sample, host_seconds
 from profiler.measure.grid import CPU, Group, Shares, Target, Variant, host_parts
-from profiler.measure.models import sets_of
+from profiler.measure.models import LAUNCHED, ghost
 from profiler.measure.worker import serve
 from profiler.specs import ModelSpec
 
-SAMPLE_S = 0.015
+SAMPLE_S = 0.01
 """A sample is as many calls as take about this long: short enough to be rarely interrupted, long for the clock."""
 
 MOST_CALLS = 500
@@ -155,7 +155,7 @@ class CpuDevice:
 
     def _host(self, target: Target, variant: Variant, repeats: int) -> Sample:
         """A pass is timed in turns with each of its kernels alone, which are taken off it."""
-        parts = host_parts(self.model, target, sets_of(self.model, 4, self.cache_bytes))
+        parts = host_parts(ghost(self.model), target, min(LAUNCHED, self.model.layers))
         own = self._own(variant)
         try:
             counts = {one: _calls(own.ask("prepare", one)) for one in (target, *(part for part, _ in parts))}

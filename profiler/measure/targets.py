@@ -16,7 +16,7 @@ from torch import Tensor
 from profiler.measure import kernels
 from profiler.measure.attention import Segments, Sequenced, attention
 from profiler.measure.grid import HOST_CONTEXT, Target
-from profiler.measure.models import copies, projections, sets_of
+from profiler.measure.models import LAUNCHED, copies, ghost, projections, sets_of
 from profiler.measure.transformer import KVCache, Scratch, Transformer, Weights
 from profiler.specs import ModelSpec
 
@@ -37,8 +37,9 @@ class Bench:
         return Weights.random(self.model, self.device, self.dtype, layers=self.sets)
 
     @cached_property
-    def rope(self) -> tuple[Tensor, Tensor]:
-        return kernels.rope_tables(self.model.max_context, self.model.head_dim, self.device)
+    def narrow(self) -> Bench:
+        """For host time: all layers, each almost free."""
+        return Bench(ghost(self.model), self.device, self.dtype, 1 << 60)
 
     def call(self, target: Target) -> Call:
         """Raises ValueError for a kernel that cannot be measured on one device."""
@@ -94,16 +95,19 @@ class Bench:
         qkv = self._random(tokens, heads + 2 * kv_heads, head_dim)
         rows = torch.arange(tokens, device=self.device)
         keys, values = self._random(tokens, kv_heads, head_dim), self._random(tokens, kv_heads, head_dim)
-        positions = rows % self.model.max_context
-        return lambda turn: kernels.rotary_and_write(qkv, self.rope, positions, rows, keys, values)
+        rope = kernels.rope_tables(min(tokens, self.model.max_context), head_dim, self.device)
+        positions = rows % len(rope[0])
+        return lambda turn: kernels.rotary_and_write(qkv, rope, positions, rows, keys, values)
 
     def _activation(self, tokens: int, width: int) -> Call:
         gate_up, out = self._random(tokens, 2 * width), self._random(tokens, width)
         return lambda turn: kernels.activation(gate_up, out)
 
     def _embedding(self, tokens: int, width: int) -> Call:
-        ids, out = self._ids(tokens), self._random(tokens, width)
-        return lambda turn: kernels.embed(self.weights.embedding, ids, out)
+        table = self.weights.embedding if width == self.model.hidden else self._random(256, width)
+        ids = torch.randint(len(table), (tokens,), device=self.device)
+        out = self._random(tokens, width)
+        return lambda turn: kernels.embed(table, ids, out)
 
     def _sampling(self, tokens: int, width: int) -> Call:
         logits, out = self._random(tokens, width), torch.zeros(tokens, device=self.device, dtype=torch.int64)
@@ -122,13 +126,15 @@ class Bench:
         return self._layers([Sequenced(i, 1, context - 1) for i in range(requests)], layers)
 
     def _host_launch(self, tokens: int) -> Call:
-        return self._layers([Sequenced(i, 1, HOST_CONTEXT - 1) for i in range(tokens)], self.sets)
+        sequences = [Sequenced(i, 1, HOST_CONTEXT - 1) for i in range(tokens)]
+        return self.narrow._layers(sequences, min(LAUNCHED, self.model.layers))
 
     def _host_pass(self, tokens: int) -> Call:
+        narrow = self.narrow
         sequences = [Sequenced(i, 1, HOST_CONTEXT - 1) for i in range(tokens)]
-        model, segments = self._transformer(sequences, self.sets)
-        ids = self._ids(tokens)
-        return lambda turn: model.step(ids, segments).tolist()
+        model, segments = narrow._transformer(sequences, narrow.model.layers)
+        ids = narrow._ids(tokens)
+        return lambda turn: model.step(ids, segments)
 
     def _layers(self, sequences: list[Sequenced], layers: int) -> Call:
         model, segments = self._transformer(sequences, layers)

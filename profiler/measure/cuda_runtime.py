@@ -1,0 +1,130 @@
+"""The calls to torch that need a GPU: streams, graphs and events. All decisions are in shares_cuda."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from profiler.measure.targets import Call
+
+cuda: Any = torch.cuda
+"""Its classes have no annotations."""
+
+
+class Captured(NamedTuple):
+    """``calls`` calls as a graph. It runs on the SMs of the stream it was captured on, whatever stream replays it."""
+
+    graph: Any
+    stream: Any
+    calls: int
+    result: Any
+
+
+class CudaRuntime:
+    """One GPU."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        cuda.init()
+        self.device = torch.device("cuda", ordinal)
+        torch.cuda.set_device(self.device)
+        self.properties = torch.cuda.get_device_properties(self.device)
+
+    def stream(self, address: int | None = None) -> Any:
+        """A stream of the whole device, or the one that the driver made at this address."""
+        if address is None:
+            return cuda.Stream(self.device)
+        return cuda.ExternalStream(address, device=self.device)
+
+    def once(self, call: Call, stream: Any) -> float:
+        """Device seconds of one call, after warming up. RuntimeError for what the device cannot run."""
+        begin, end = self._event(), self._event()
+        torch.cuda.synchronize()  # inputs were made on another stream
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for turn in range(2):
+                call(turn)
+            begin.record(stream)
+            call(2)
+            end.record(stream)
+        stream.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+
+    def capture(self, call: Call, count: int, stream: Any) -> Captured:
+        """A graph of ``count`` calls. The caller has warmed them up on the stream."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            # Not torch.cuda.graph: it collects garbage and empties caches each time, which takes longer than a sample.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                result = None
+                for turn in range(count):
+                    result = call(turn)
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return Captured(graph, stream, count, result)
+
+    def seconds(self, captured: Captured, replays: int) -> float:
+        """Device seconds of one call, over so many replays after one that is not timed."""
+        begin, end = self._event(), self._event()
+        with torch.cuda.stream(captured.stream):
+            captured.graph.replay()
+            begin.record(captured.stream)
+            for _ in range(replays):
+                captured.graph.replay()
+            end.record(captured.stream)
+        captured.stream.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls)
+
+    def seconds_beside(
+        self, captured: Captured, replays: int, beside: Captured, beside_replays: int
+    ) -> tuple[float, bool]:
+        """The same while ``beside`` runs, and whether it ran from before the first timed replay to after the last."""
+        running, ended, begin, end = (self._event() for _ in range(4))
+        with torch.cuda.stream(beside.stream):
+            beside.graph.replay()
+            running.record(beside.stream)
+            for _ in range(beside_replays):
+                beside.graph.replay()
+            ended.record(beside.stream)
+        with torch.cuda.stream(captured.stream):
+            captured.stream.wait_event(running)
+            captured.graph.replay()
+            begin.record(captured.stream)
+            for _ in range(replays):
+                captured.graph.replay()
+            end.record(captured.stream)
+        torch.cuda.synchronize()
+        covered = end.elapsed_time(ended) > 0
+        return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls), bool(covered)
+
+    def replay_and_read(self, captured: Captured) -> float:
+        """Host seconds from starting a graph of one call until its result has been read."""
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        with torch.cuda.stream(captured.stream):
+            captured.graph.replay()
+            captured.result.tolist()
+        return time.perf_counter() - begun
+
+    def launch(self, call: Call, stream: Any) -> float:
+        """Host seconds of a call that goes out kernel by kernel, until the device has finished."""
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            call(0)
+        stream.synchronize()
+        return time.perf_counter() - begun
+
+    def forget(self) -> None:
+        """Gives freed memory back, since the next shapes are others."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+    def _event(self) -> Any:
+        return cuda.Event(enable_timing=True)
