@@ -38,6 +38,7 @@ FIELDS = {
     "queue_limit": "queue_limit",
     "kv_blocks": "kv_blocks",
     "memory_fraction": "memory_fraction",
+    "reuse_preempted": "reuse_preempted",
     "latency": "latency",
     "until": "until_s",
     "oversized": "oversized",
@@ -47,6 +48,8 @@ FIELDS = {
 """The setting of a run (sim.config.RunConfig) that an option gives."""
 
 RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
+
+REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
 
 
 def simulate(  # its length is that of the command: a line an option
@@ -69,6 +72,7 @@ def simulate(  # its length is that of the command: a line an option
     queue_limit: Annotated[Whole, typer.Option(help="Waiting requests of an instance; more are rejected.")] = None,
     kv_blocks: Annotated[Whole, typer.Option(help="KV blocks of an instance (default: what fits).")] = None,
     memory_fraction: Annotated[Number, typer.Option(help="Memory for weights and KV (default 0.9).")] = None,
+    reuse_preempted: Annotated[bool | None, typer.Option(help=REUSE)] = None,
     latency: Annotated[Texts, typer.Option(help="A latency model setting, key=value; repeatable.")] = None,
     until: Annotated[Number, typer.Option(help="Stop at this simulated second.")] = None,
     oversized: Annotated[Text, typer.Option(help="A request that can never fit: error (default) or reject.")] = None,

@@ -62,7 +62,8 @@ def fill(
 
     A request leaves the queue only when the KV blocks of its whole prompt are free beyond what the chunks before it
     will take, and while fewer than ``max_resident`` requests are resident. ``whole_prompts`` takes no part of a
-    prompt; one longer than the budget then runs alone. With ``without``, the requests just pre-empted, nobody leaves
+    prompt; one longer than the budget then runs alone. What a pre-empted request's blocks still hold is not computed
+    again. With ``without``, the requests just pre-empted, nobody leaves
     the queue: the room was not made for them.
     """
     chunks: list[Chunk] = []
@@ -80,7 +81,8 @@ def fill(
         needed = blocks_for(request.prefill_tokens, size)
         if budget_tokens <= 0 or needed > free_blocks or resident >= max_resident:
             break
-        tokens = request.prefill_tokens if whole_prompts else min(budget_tokens, request.prefill_tokens)
+        left = request.prefill_tokens - request.cached_tokens
+        tokens = left if whole_prompts else min(budget_tokens, left)
         if tokens > budget_tokens and chunks:
             break
         chunks.append(Chunk(request, tokens))

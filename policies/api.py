@@ -78,6 +78,15 @@ class RequestProgress(Protocol):
     @property
     def prefilled_tokens(self) -> int: ...
     @property
+    def cached_tokens(self) -> int:
+        """While it waits after a pre-emption: tokens, of whole blocks, whose KV is still in blocks that it gave back.
+
+        They need not be prefilled again: a first chunk of at most the others begins after them. Free blocks include
+        theirs. 0 for everybody else, and where the run reuses nothing.
+        """
+        ...
+
+    @property
     def generated_tokens(self) -> int: ...
     @property
     def context_tokens(self) -> int:

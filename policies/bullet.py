@@ -37,6 +37,7 @@ from policies.forecast import (
     fewest,
     forecast_queue,
     percentile,
+    prefill_shape,
     shortest_first,
 )
 from policies.routing import LeastLoaded
@@ -201,7 +202,7 @@ class Bullet:
             starved = len(chunks) < len(view.waiting) and not follows
         if not chunks:
             return None
-        shapes = tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in chunks)
+        shapes = tuple((chunk.tokens, prefill_shape(chunk.request)[1]) for chunk in chunks)
         left = Work(prefill=shapes, layers=layers_left)
         whole_s = view.latency.estimate(left, sms).seconds
         left_s = max(0.0, whole_s - (view.now_s - lane.started_s)) if lane.busy else whole_s
@@ -209,7 +210,7 @@ class Bullet:
             forecast = TtftForecast(self._pending(view, [(chunk.request, left_s) for chunk in chunks]))
         if follows and lane.batch:
             # At the batch's pace: a forecast of the queue is made when the next batch is.
-            tokens = sum(request.prefill_tokens for request in islice(view.waiting.values(), self.queue_horizon))
+            tokens = sum(prefill_shape(request)[0] for request in islice(view.waiting.values(), self.queue_horizon))
             queue_s = left_s + whole_s * tokens / sum(new for new, _ in shapes) * layers / layers_left
         group_layers = min(self.layers_per_step, layers_left)
         return PrefillPlan(
@@ -250,7 +251,7 @@ class Bullet:
             if not self._fits(view, request, free, places - len(chunks)):
                 break
             free -= blocks_for(request.prefill_tokens, view.block_tokens)
-            chunks.append(Chunk(request, request.prefill_tokens))
+            chunks.append(Chunk(request, prefill_shape(request)[0]))
         taken = len(chunks)
         if taken < len(order):
             follows = self._fits(view, order[taken], free, places - taken)

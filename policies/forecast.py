@@ -85,7 +85,8 @@ class TtftForecast(NamedTuple):
 
 def prefill_shape(request: RequestProgress) -> tuple[int, int]:
     """(new tokens, cached tokens) of all that is left of a request's prompt."""
-    return request.prefill_tokens - request.prefilled_tokens, request.prefilled_tokens
+    done = request.prefilled_tokens + request.cached_tokens
+    return request.prefill_tokens - done, done
 
 
 class QueueForecast(NamedTuple):

@@ -93,6 +93,7 @@ class RunConfig(Settings):
         and a trace of lengths alone gets Poisson arrivals at it.
     kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
         memory that weights and KV may take together.
+    reuse_preempted: whether a pre-empted request takes over what its freed KV blocks still hold (sim.limits).
     oversized: what to do with a request that could never fit: stop before the run, or reject it.
     version, trace_sha256: what the run was made with; checked when it is repeated.
     """
@@ -112,6 +113,7 @@ class RunConfig(Settings):
     memory_fraction: Share = 0.9
     kv_blocks: Count | None = None
     block_tokens: Count = 16
+    reuse_preempted: bool = False
     until_s: Seconds | None = None
     oversized: Literal["error", "reject"] = "error"
     window: WindowSettings = WindowSettings()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
 from profiler.work import Work
-from sim.ledger import BlockLedger
+from sim.ledger import BlockLedger, FreedPrefix
 from sim.state import DecodeCohort, Lane, RequestState
 
 OBSERVED_STEPS = 64
@@ -40,6 +40,7 @@ class Instance:
         model_layers: int,
         device_sms: int,
         tpot_s: float | None,
+        reuse_preempted: bool = False,
     ) -> None:
         self.index = index
         self.role = role
@@ -63,6 +64,8 @@ class Instance:
         self.asked = 0
         self._model_layers = model_layers
         self._device_sms = device_sms
+        # One that a decode instance pushes out is prefilled elsewhere.
+        self._reuse_preempted = reuse_preempted and role != "decode"
 
     def enqueue(self, request: RequestState, *, first: bool = False) -> None:
         """Puts a request in the queue, at its end or, after a pre-emption, at its head."""
@@ -151,6 +154,29 @@ class Instance:
             shapes.append(self._claim_chunk(chunk, now_s))
         return tuple(shapes)
 
+    def take_back(self, steps: Sequence[Step]) -> None:
+        """Takes over what the blocks of pre-empted requests still hold, for those that ``steps`` prefill.
+
+        That is done for a whole decision before its first launch: no launch may take a block on which the policy
+        counted for another.
+        """
+        for step in steps:
+            for chunk in step.prefill if isinstance(step, Step) else ():
+                request = self.waiting.get(chunk.request.index)
+                if request is not None and request.freed is not None and isinstance(chunk.tokens, int):
+                    self._take_back(request, request.freed, chunk)
+
+    def _take_back(self, request: RequestState, freed: FreedPrefix, chunk: Chunk) -> None:
+        """Takes over what is left of a request's KV, but for what the chunk computes anew."""
+        size = self.ledger.block_tokens
+        blocks = max(0, min(freed.tokens, request.prefill_tokens - chunk.tokens)) // size
+        freed.take_back(blocks)
+        request.freed = None
+        request.blocks = blocks
+        request.prefilled_tokens = blocks * size
+        request.reused_tokens += blocks * size
+        self.pending_tokens -= blocks * size
+
     def _claim_chunk(self, chunk: Chunk, now_s: float) -> tuple[int, int]:
         index = chunk.request.index
         request = self.waiting.get(index) or self.prefilling.get(index)
@@ -187,7 +213,11 @@ class Instance:
         stepping = request is not None and request.cohort is not None and self.cohort.started > self.cohort.completed
         if request is None or stepping or launched:
             raise PolicyError(f"request {index} cannot be pre-empted now on instance {self.index}")
-        self.ledger.give(self.held_blocks(request))
+        held, context_tokens = self.held_blocks(request), request.context_tokens
+        if self._reuse_preempted:
+            request.freed = self.ledger.give_prefix(held, context_tokens)
+        else:
+            self.ledger.give(held)
         if request.cohort is not None:
             self.cohort.evict(request, remaining_tokens)
         else:
@@ -204,7 +234,8 @@ class Instance:
 
     def check(self, outgoing: Sequence[RequestState] = ()) -> None:
         """Raises AssertionError unless the counts are those of the requests here, ``outgoing`` ones included."""
-        residents = [*self.prefilling.values(), *self.cohort.members.values(), *outgoing]
+        # A waiting request holds what it has just taken back.
+        residents = [*self.waiting.values(), *self.prefilling.values(), *self.cohort.members.values(), *outgoing]
         held = sum(self.held_blocks(request) for request in residents)
         held += sum(self.ledger.blocks_for(request.prefill_tokens) for request in self.arriving.values())
         free = self.ledger.free

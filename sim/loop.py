@@ -82,6 +82,7 @@ class ServingLoop:
             model_layers=self._latency.model.layers,
             device_sms=self._latency.device.sms,
             tpot_s=self._slo.tpot_s,
+            reuse_preempted=self._limits.reuse_preempted,
         )
 
     def _view(self, instance: Instance) -> InstanceView:
@@ -182,6 +183,8 @@ class ServingLoop:
                 instance.asked += 1
                 steps, instance.memo = self._policy.decide(self._views[index])
                 try:
+                    if self._limits.reuse_preempted:
+                        instance.take_back(steps)
                     for step in steps:
                         self._launch(instance, step)
                 except PolicyError as error:

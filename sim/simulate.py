@@ -169,6 +169,7 @@ def _limits(config: RunConfig, latency: LatencyModel) -> Limits:
         queue_limit=config.queue_limit,
         context_tokens=latency.model.max_context,
         until_s=config.until_s,
+        reuse_preempted=config.reuse_preempted,
     )
 
 

@@ -14,6 +14,7 @@ from bisect import bisect_left, insort
 from policies.admission import blocks_for
 from policies.api import Chunk
 from profiler.work import Work
+from sim.ledger import FreedPrefix
 
 
 class RequestState:
@@ -26,6 +27,7 @@ class RequestState:
         "emitted",
         "emitted_s",
         "first_token_s",
+        "freed",
         "index",
         "instance",
         "itl_max_s",
@@ -36,6 +38,7 @@ class RequestState:
         "prompt_tokens",
         "reason",
         "request_id",
+        "reused_tokens",
         "scheduled_s",
         "state",
     )
@@ -57,6 +60,8 @@ class RequestState:
         self.scheduled_s: float | None = None
         self.itl_max_s: float | None = None
         self.preemptions = 0
+        self.freed: FreedPrefix | None = None
+        self.reused_tokens = 0
         self.state = "waiting"
         self.reason = ""
 
@@ -72,6 +77,10 @@ class RequestState:
     @property
     def context_tokens(self) -> int:
         return self.prefilled_tokens + self.decode_steps
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self.freed is None else self.freed.tokens
 
     @property
     def last_token_s(self) -> float | None:

@@ -192,7 +192,7 @@ def _records(requests: list[RequestState], answer_tokens: list[int]) -> Records:
         itl_mean_s=seconds([_itl_mean_s(r) for r in requests]),
         itl_max_s=seconds([r.itl_max_s for r in requests]),
         preemptions=counts([r.preemptions for r in requests]),
-        cached_tokens=counts([0] * len(requests)),
+        cached_tokens=counts([r.reused_tokens for r in requests]),
         instance=counts([r.instance for r in requests]),
         state=np.array([STATES.index(r.state) for r in requests], dtype=np.int8),
         reason=tuple(r.reason for r in requests),

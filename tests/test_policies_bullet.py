@@ -42,6 +42,7 @@ class Held:
     prompt_tokens: int = 10
     arrival_s: float = 0.0
     prefilled_tokens: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     first_token_s: float | None = None
 

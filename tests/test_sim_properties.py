@@ -31,19 +31,29 @@ policies = st.sampled_from(POLICIES)
 slos = st.sampled_from([SLO(), SLO(ttft_s=0.5, tpot_s=0.15), SLO(ttft_per_token_s=0.02, tpot_s=0.5)])
 
 
-def run(policy: tuple[Policy, int], trace: list[tuple[float, int, int]], slo: SLO, blocks: int) -> RunResult:
+def run(
+    policy: tuple[Policy, int], trace: list[tuple[float, int, int]], slo: SLO, blocks: int, reuse: bool = False
+) -> RunResult:
     """On a device whose lanes slow each other, with a cache of ``blocks`` blocks of 4 tokens and the ledger checked."""
     latency = toy_latency(shared_slowdown=1.5, transfer_token_s=0.001)
     return serve(
-        policy[0], trace, latency=latency, instances=policy[1], slo=slo, blocks=blocks, block_tokens=4, check=True
+        policy[0],
+        trace,
+        latency=latency,
+        instances=policy[1],
+        slo=slo,
+        blocks=blocks,
+        block_tokens=4,
+        check=True,
+        reuse_preempted=reuse,
     )
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows, policies, slos, st.integers(8, 60))
-def test_requests_tokens_and_blocks_are_conserved(trace, policy, slo, blocks):
+@given(rows, policies, slos, st.integers(8, 60), st.booleans())
+def test_requests_tokens_and_blocks_are_conserved(trace, policy, slo, blocks, reuse):
     """Every request finishes with exactly its tokens unless it can never fit; the ledger is checked at every step."""
-    result = run(policy, trace, slo, blocks)
+    result = run(policy, trace, slo, blocks, reuse)
     records = result.records
     assert len(records) == len(trace)
     fits = [-(-(prompt + output - 1) // 4) <= blocks for _, prompt, output in trace]

@@ -169,6 +169,25 @@ def test_a_preempted_request_is_recomputed_with_what_it_had():
     assert result.records.itl_max_s.tolist() == pytest.approx([0.1, 0.5])
 
 
+def test_a_preempted_request_takes_over_blocks_that_nobody_has_taken():
+    """The same with reuse: B held 3 blocks, A takes the last of them and gets by with its own until it has ended.
+
+    0.65-0.67  B's third block (2 tokens) again: its third token; 0.67-0.77 its fourth
+    """
+    rows = [(0.0, 7, 6), (0.0, 8, 4)]
+    result = serve(ChunkedPrefill(budget_tokens=64), rows, blocks=5, block_tokens=4, reuse_preempted=True)
+    assert token_times(result) == [[0.15, 0.25, 0.35, 0.45, 0.55, 0.65], [0.15, 0.25, 0.67, 0.77]]
+    assert result.records.cached_tokens.tolist() == [0, 8]
+
+
+def test_what_others_have_taken_is_computed_again():
+    """A goes on for so long that it needs 5 blocks, B's first two among them: B's 10 tokens are prefilled again."""
+    rows = [(0.0, 7, 14), (0.0, 8, 4)]
+    result = serve(ChunkedPrefill(budget_tokens=64), rows, blocks=5, block_tokens=4, reuse_preempted=True)
+    assert token_times(result)[1] == [0.15, 0.25, 1.55, 1.65]
+    assert result.records.cached_tokens.tolist() == [0, 0]
+
+
 def test_an_answer_of_one_token_ends_with_its_prefill():
     result = serve(ChunkedPrefill(), [(0.0, 10, 1)])
     assert token_times(result) == [[0.1]]

@@ -103,6 +103,7 @@ def serve(
     until_s: float | None = None,
     check: bool = True,
     plain: bool = False,
+    reuse_preempted: bool = False,
 ) -> RunResult:
     """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step.
 
@@ -123,6 +124,7 @@ def serve(
             block_tokens=block_tokens,
             queue_limit=queue_limit,
             until_s=until_s,
+            reuse_preempted=reuse_preempted,
         ),
         keep_token_times=True,
         check_every_step=check,
