@@ -71,17 +71,22 @@ class KernelSumModel:
         Where ``sms`` and ``beside_sms`` exceed the device together, the two take turns on the SMs they share, as if
         each had floor(its SMs * N / sum) of its own, at least one.
         """
-        if work.kv_transfer_tokens:
+        prefill, requests, context, layers, _, transferred = work
+        if transferred:
             return Estimate(self._transfer_s(work), "roofline")
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
+        if beside is None and not prefill and layers is None:
+            seconds, source = self._table.decode_pass(requests, context, sms)
+            seconds = seconds * self.decode_composition + self.launch_overhead_s + self.pass_overhead_s
+            return Estimate(seconds, source)
         if beside is None or beside.kv_transfer_tokens:
             seconds, _, source = self._table.launch(work, sms)
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
-        seconds *= self.prefill_composition if work.prefill else self.decode_composition
+        seconds *= self.prefill_composition if prefill else self.decode_composition
         seconds += self.launch_overhead_s
-        if work.head or work.layers is None:
+        if work.head or layers is None:
             seconds += self.pass_overhead_s
         return Estimate(seconds, source)
 

@@ -10,7 +10,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +27,10 @@ ROW_KNOTS = tuple(
 )
 """Rows of products at which the trees are asked: both sides of the borders of tiles."""
 
+_LAYER_KNOTS = frozenset(
+    border + above for border in (*range(16, 513, 16), *range(640, 32_769, 128)) for above in (0, 1)
+) | frozenset(range(1, 17))
+
 SIZE_KNOTS = tuple(round(2 ** (power / 2)) for power in range(61))
 """Sizes of everything else, half a power of two apart."""
 
@@ -37,53 +40,71 @@ PREFIX_KNOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
 _VARYING = {"all_reduce": "bytes", "gemm": "m"}
 
 
-class _Axis(NamedTuple):
+class _Axis:
     """Knots along one size, and the logarithms between which to interpolate."""
 
-    knots: tuple[float, ...]
-    logs: tuple[float, ...]
+    __slots__ = ("knots", "logs")
+
+    def __init__(self, knots: Sequence[float]) -> None:
+        self.knots = list(knots)
+        self.logs = [math.log1p(knot) for knot in knots]
 
     def place(self, value: float) -> tuple[int, float]:
         """(index of the knot below, share of the way to the next): held at both ends."""
-        if len(self.knots) == 1 or value <= self.knots[0]:
+        knots = self.knots
+        low = bisect_right(knots, value) - 1
+        if low < 0:
             return 0, 0.0
-        if value >= self.knots[-1]:
-            return len(self.knots) - 2, 1.0
-        low = bisect_right(self.knots, value) - 1
-        share = (math.log1p(value) - self.logs[low]) / (self.logs[low + 1] - self.logs[low])
-        return low, share
+        if low >= len(knots) - 1 or knots[low] == value:
+            return low if low < len(knots) else len(knots) - 1, 0.0
+        log = self.logs[low]
+        return low, (math.log1p(value) - log) / (self.logs[low + 1] - log)
 
 
-class _Grid(NamedTuple):
+class _Grid:
     """log alpha of an op at each combination of knots: nested as the axes are, one number for each SM share."""
 
-    axes: tuple[_Axis, ...]
-    strides: tuple[int, ...]
-    values: list[tuple[float, ...]]
-    sources: list[Source]
+    __slots__ = ("_single", "_varying", "axes", "sources", "strides", "values")
+
+    def __init__(self, axes: Sequence[_Axis], values: list[tuple[float, ...]], sources: list[Source]) -> None:
+        self.axes = tuple(axes)
+        sizes = [len(axis.knots) for axis in axes]
+        self.strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
+        self.values = values
+        self.sources = sources
+        self._varying = [
+            (place, axis, stride)
+            for place, (axis, stride) in enumerate(zip(self.axes, self.strides, strict=True))
+            if len(axis.knots) > 1
+        ]
+        self._single = [row[0] for row in values] if len(values[0]) == 1 else None
 
     def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
         """(alphas, source) between the knots around ``at``; a knot's own where it is one."""
-        corners: list[tuple[int, float]] = [(0, 1.0)]
-        for axis, stride, value in zip(self.axes, self.strides, at, strict=True):
-            low, share = axis.place(value)
-            if share == 0.0:
-                corners = [(index + low * stride, weight) for index, weight in corners]
-            elif share == 1.0:
-                corners = [(index + (low + 1) * stride, weight) for index, weight in corners]
-            else:
-                corners = [
-                    (index + (low + up) * stride, weight * (share if up else 1 - share))
-                    for index, weight in corners
-                    for up in (0, 1)
+        corners = [(0, 1.0)]
+        for place, axis, stride in self._varying:
+            low, share = axis.place(at[place])
+            start = low * stride
+            if share:
+                end, rest = start + stride, 1 - share
+                corners = [(index + start, weight * rest) for index, weight in corners] + [
+                    (index + end, weight * share) for index, weight in corners
                 ]
-        if len(corners) == 1:
-            index = corners[0][0]
-            return tuple(map(math.exp, self.values[index])), self.sources[index]
+            elif start:
+                corners = [(index + start, weight) for index, weight in corners]
+        sources = self.sources
+        source = sources[corners[0][0]]
+        if len(corners) > 1 and source != "extrapolated":
+            source = "extrapolated" if sources[corners[-1][0]] == "extrapolated" else "interpolated"
+        single = self._single
+        if single is not None:
+            log = 0.0
+            for index, weight in corners:
+                log += weight * single[index]
+            return (math.exp(log),), source
         shares = range(len(self.values[0]))
-        logs = (sum(weight * self.values[index][share] for index, weight in corners) for share in shares)
-        outside = any(self.sources[index] == "extrapolated" for index, _ in corners)
-        return tuple(map(math.exp, logs)), "extrapolated" if outside else "interpolated"
+        logs = [sum([weight * self.values[index][share] for index, weight in corners]) for share in shares]
+        return tuple(map(math.exp, logs)), source
 
 
 class ShardCalibration:
@@ -121,6 +142,17 @@ class ShardCalibration:
         if kernel.op == "attention_prefill" and not op.prefixed and any(cached for _, cached in kernel.chunks):
             source = "extrapolated"
         return kernel._replace(alphas=alphas, source=source)
+
+    def token_knots(self) -> list[int]:
+        """Tokens between which a layer's time but for attention is linear, or near enough.
+
+        Blocks of products change just above multiples of 16 rows, of 128 rows for larger ones.
+        """
+        measured: set[int] = set()
+        products = self._ops.get("gemm")
+        if products is not None and products.points is not None:
+            measured = {round(rows) for rows in products.points.shapes[:, 0].tolist()}
+        return sorted({*_LAYER_KNOTS, *measured})
 
     def context_knots(self, kernel: Kernel) -> list[float]:
         """Context tokens of a decode attention at which its alphas are known."""
@@ -171,13 +203,8 @@ class ShardCalibration:
         count = columns.shape[1]
         shapes |= {name: np.full(count, value) for name, value in fixed.items() if name in AXES[op.op]}
         values = op.log_alpha(shapes, self._clock)
-        strides = [math.prod(map(len, list(axes.values())[place + 1 :])) for place in range(len(axes))]
-        return _Grid(
-            tuple(_Axis(tuple(knots), tuple(map(math.log1p, knots))) for knots in axes.values()),
-            tuple(strides),
-            [tuple(row) for row in values.tolist()],
-            _sources(op, shapes),
-        )
+        rows = [tuple(row) for row in values.tolist()]
+        return _Grid([_Axis(knots) for knots in axes.values()], rows, _sources(op, shapes))
 
 
 def _sources(op: OpCalibration, shapes: Shapes) -> list[Source]:

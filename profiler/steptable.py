@@ -29,6 +29,10 @@ class Calibration(Protocol):
 
     def calibrated(self, kernel: Kernel) -> Kernel: ...
 
+    def token_knots(self) -> list[int]:
+        """Tokens between which a dense layer's time but for attention may be taken as linear, ascending."""
+        ...
+
     def context_knots(self, kernel: Kernel) -> list[float]:
         """Context tokens of a decode attention at which its alphas are known, ascending; linear between them."""
         ...
@@ -79,9 +83,11 @@ class StepTable:
         "_calibration",
         "_clock",
         "_decode",
+        "_decode_passes",
         "_head_costs",
         "_head_kernels",
         "_heads",
+        "_knots",
         "_layer_costs",
         "_layer_kernels",
         "_layers",
@@ -95,10 +101,13 @@ class StepTable:
         self._clock = clock
         self._calibration = calibration
         self._model_layers = shard.model.layers
+        # Rows of experts change elsewhere than tokens do.
+        self._knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
         self._layers: list[dict[int, tuple[_Times, _Times]]] = [{} for _ in shares]
         self._heads: list[dict[int, _Times]] = [{} for _ in shares]
         self._attention: list[dict[Chunks, _Times]] = [{} for _ in shares]
         self._decode: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
+        self._decode_passes: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
         self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
         self._head_kernels: dict[int, list[Kernel]] = {}
         self._layer_costs: dict[int, tuple[_Cost, _Cost]] = {}
@@ -160,6 +169,17 @@ class StepTable:
             source,
         )
 
+    def decode_pass(self, requests: int, context: int, sms: int) -> tuple[float, Source]:
+        """(seconds, source) of a whole pass that only decodes, alone: one look-up, as most steps of a run are such.
+
+        Raises ValueError as ``launch`` does.
+        """
+        starts, segments = self._decode_passes[sms].get(requests) or self._add_decode_pass(requests, context, sms)
+        if context < requests:
+            raise _bad(Work((), requests, context))
+        segment = segments[-1] if len(starts) == 1 else segments[bisect_right(starts, context) - 1]
+        return segment[0] + context * segment[1], segment[4]
+
     def cost(self, work: Work) -> tuple[float, float]:
         """(useful FLOPs, DRAM bytes) of a launch on one device. Raises ValueError as ``launch`` does."""
         prefill, tokens, context, layers, head, _ = work
@@ -210,6 +230,18 @@ class StepTable:
         return _sum([time(kernel, sms) for kernel in kernels])
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> tuple[_Times, _Times]:
+        place = bisect_right(self._knots, tokens)
+        if 0 < place < len(self._knots) and self._knots[place - 1] != tokens:
+            low, high = self._knots[place - 1], self._knots[place]
+            known = self._layers[sms]
+            below = known.get(low) or self._sum_layer(low, sms, work)
+            above = known.get(high) or self._sum_layer(high, sms, work)
+            share = (tokens - low) / (high - low)
+            layer, embedding = (_between(one, two, share) for one, two in zip(below, above, strict=True))
+            return _put(self._layers[sms], tokens, (layer, embedding))
+        return self._sum_layer(tokens, sms, work)
+
+    def _sum_layer(self, tokens: int, sms: int, work: Work) -> tuple[_Times, _Times]:
         layer, embedding = self._kernels(tokens, work)
         return _put(self._layers[sms], tokens, (self._sum_on(layer, sms), self._sum_on(embedding, sms)))
 
@@ -220,13 +252,16 @@ class StepTable:
         for new, cached in prefill:
             if new < 1 or cached < 0:
                 raise _bad(work)
-        kernels = self._calibrated([self._shard.attention_prefill(prefill)])
-        return _put(self._attention[sms], prefill, self._sum_on(kernels, sms))
+        kernel = self._shard.attention_prefill(prefill)
+        if self._calibration is not None:
+            kernel = self._calibration.calibrated(kernel)
+        _, seconds, bound, source = self._clock.time(kernel, sms)
+        return _put(self._attention[sms], prefill, _Times(seconds, seconds if bound == "dram" else 0.0, source))
 
     def _add_decode(self, requests: int, sms: int) -> tuple[list[float], list[_Segment]]:
         """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
         whole = self._shard.attention_decode(requests, requests)
-        knots = [requests, *self._knots(whole, sms)]
+        knots = [requests, *self._contexts(whole, sms)]
         knots.append(2 * knots[-1])
         segments = []
         for first, last in pairwise(knots):
@@ -239,7 +274,28 @@ class StepTable:
             )
         return _put(self._decode[sms], requests, (knots[:-1], segments))
 
-    def _knots(self, decode: Kernel, sms: int) -> list[float]:
+    def _add_decode_pass(self, requests: int, context: int, sms: int) -> tuple[list[float], list[_Segment]]:
+        if requests < 1 or context < requests:
+            raise _bad(Work((), requests, context))
+        starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
+        layer, embedding = self._layers[sms].get(requests) or self._add_layer(
+            requests, sms, Work((), requests, context)
+        )
+        last = self._heads[sms].get(requests) or self._add_head(requests, sms)
+        count = self._model_layers
+        passes = [
+            _Segment(
+                count * (part.seconds + layer.seconds) + embedding.seconds + last.seconds,
+                count * part.seconds_a_token,
+                count * (part.dram + layer.dram_seconds) + embedding.dram_seconds + last.dram_seconds,
+                count * part.dram_a_token,
+                layer.source if layer.seconds >= part.seconds + start * part.seconds_a_token else part.source,
+            )
+            for start, part in zip(starts, segments, strict=True)
+        ]
+        return _put(self._decode_passes[sms], requests, (starts, passes))
+
+    def _contexts(self, decode: Kernel, sms: int) -> list[float]:
         requests = decode.dims[0]
         if self._calibration is not None:
             return [knot for knot in self._calibration.context_knots(decode) if knot > requests]
@@ -262,6 +318,11 @@ class StepTable:
             if new < 1 or cached < 0:
                 raise _bad(work)
         return _put(self._attention_costs, prefill, _cost([self._shard.attention_prefill(prefill)]))
+
+
+def _between(one: _Times, two: _Times, share: float) -> _Times:
+    seconds = one.seconds + share * (two.seconds - one.seconds)
+    return _Times(seconds, one.dram_seconds + share * (two.dram_seconds - one.dram_seconds), one.source)
 
 
 def _put(table: dict[K, V], key: K, value: V) -> V:
