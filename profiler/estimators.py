@@ -6,7 +6,7 @@ what SMs and tiles are; only ours can be frozen into a calibration.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,8 +25,30 @@ from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats, Shapes, base_seconds, features
 from profiler.trees import Trees
 
+FEWEST_TREES = 60
+"""Trees of a small profile; with five leaves a row, more only repeat the noise and fill the file."""
+
 FLOOR_ROWS = 0.05
 """Share of the smallest shapes that the time of the smallest launch is read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSettings:
+    """How the trees of one op grow. Each further tree costs every prediction its time, and a file its bytes."""
+
+    iterations: int = 120
+    leaves: int = 31
+    depth: int = 8
+    learning_rate: float = 0.2
+    min_leaf: int = 10
+
+
+DEFAULTS: dict[str, TreeSettings] = {
+    "gemm": TreeSettings(min_leaf=20),
+    "attention_prefill": TreeSettings(iterations=160, learning_rate=0.15),
+    "attention_decode": TreeSettings(iterations=150, min_leaf=5),
+}
+"""Chosen on the tables of three devices (docs/accuracy.md), the same for all of them; other ops take the class's."""
 
 
 def rows_of(profile: Profile, op: str) -> pd.DataFrame:
@@ -64,8 +86,8 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """SM-scaling roofline with waves, times a measured efficiency (paper, section 3.2).
 
     op, device: what is predicted, and on what. bandwidth: DRAM bytes/s by SMs, None for the sharp knee.
-    iterations, leaves, depth, learning_rate, min_leaf: of the trees that learn the efficiency over shapes. Leaves of
-        small profiles are smaller, a fortieth of the rows.
+    iterations, leaves, depth, learning_rate, min_leaf: of the trees that learn the efficiency over shapes. Of small
+        profiles leaves are smaller, a fortieth of the rows, and trees fewer.
     min_rows: with fewer measured rows on the largest share the efficiency is one number.
     keep_points: give measured points back exactly, and let them correct their neighbours.
     """
@@ -76,11 +98,11 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         device: DeviceSpec | None = None,
         *,
         bandwidth: Floats | None = None,
-        iterations: int = 300,
-        leaves: int = 31,
-        depth: int = 8,
-        learning_rate: float = 0.1,
-        min_leaf: int = 10,
+        iterations: int | None = None,
+        leaves: int | None = None,
+        depth: int | None = None,
+        learning_rate: float | None = None,
+        min_leaf: int | None = None,
         min_rows: int = 40,
         keep_points: bool = False,
         seed: int = 0,
@@ -145,6 +167,11 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("device is None; give the DeviceSpec that the rows were measured on")
         return self.device
 
+    def _settings(self) -> TreeSettings:
+        given = {field.name: getattr(self, field.name) for field in fields(TreeSettings)}
+        default = DEFAULTS.get(self.op, TreeSettings())
+        return replace(default, **{name: value for name, value in given.items() if value is not None})
+
     def _sms(self, X: pd.DataFrame) -> NDArray[np.int64]:
         if "sms" in X.columns:
             return X["sms"].to_numpy(dtype=np.int64)
@@ -160,7 +187,7 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if len(target) < self.min_rows:
             return float(np.median(target)), None
         model = HistGradientBoostingRegressor(
-            max_iter=self.iterations,
+            max_iter=min(self.iterations, max(FEWEST_TREES, 5 * len(target) // self.leaves)),
             max_leaf_nodes=self.leaves,
             max_depth=self.depth,
             learning_rate=self.learning_rate,
