@@ -70,9 +70,15 @@ class PolicySettings(Settings):
 
 
 class LatencySettings(Settings):
-    """What differs from the built-in latency model's own settings (profiler.roofline); None keeps those."""
+    """Which latency model, and what differs from its own settings; None keeps those.
 
+    model: ``fitted`` (built in), ``roofline``, or a file of ``bulletsim fit``; None: fitted where one is built in.
+    gemm, attention, bandwidth: of the roofline alone.
+    """
+
+    model: str | None = None
     dtype: Literal["bf16", "fp8"] | None = None
+    kv_dtype: Literal["bf16", "fp8"] | None = None
     gemm: Share | None = None
     attention: Share | None = None
     bandwidth: Share | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,11 +10,12 @@ import numpy as np
 
 import policies
 from policies.api import Policy
+from profiler.kernelsum import KernelSumModel
 from profiler.latency import LatencyModel
-from profiler.roofline import RooflineModel, roofline
 from sim.checked_policy import CheckedPolicy
 from sim.config import RunConfig, package_version
 from sim.executor import SimExecutor
+from sim.latencies import latency_model
 from sim.limits import Limits
 from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
@@ -116,7 +116,7 @@ def _checked_arrivals(config: RunConfig, trace: Trace, limits: Limits, trace_sha
     return _arrivals(trace, config)
 
 
-def check_names(config: RunConfig) -> tuple[Policy, RooflineModel]:
+def check_names(config: RunConfig) -> tuple[Policy, KernelSumModel]:
     """The policy and latency model of ``config``; ValueError where a name, a setting or a size is wrong."""
     policy = policies.load(config.policy.name, config.policy.settings)
     CheckedPolicy(policy).roles(config.instances)
@@ -134,15 +134,6 @@ def simulate(config: RunConfig, *, progress: Progress | None = None, keep_token_
 def measure(config: RunConfig) -> Metrics:
     """The summary of one run: what a sweep keeps of a cell."""
     return summarise(simulate(config), config.slo.value(), config.gpus, config.window.value())
-
-
-def latency_model(config: RunConfig) -> RooflineModel:
-    """The latency model that ``config`` names."""
-    settings = config.latency.model_dump(exclude_none=True)
-    model = roofline(config.model, config.device, config.tensor_parallel, dtype=settings.pop("dtype", None))
-    shares = {name: settings.pop(name) for name in ("gemm", "attention", "bandwidth") if name in settings}
-    efficiencies = dataclasses.replace(model.efficiencies, **shares)
-    return dataclasses.replace(model, efficiencies=efficiencies, **settings)
 
 
 def trace_hash(trace: Trace) -> str:

@@ -1,0 +1,69 @@
+"""Which latency model a run's settings mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from profiler.devicecalibration import DeviceCalibration, built_in, load_calibration
+from profiler.fitted import fitted
+from profiler.kernelsum import KernelSumModel
+from profiler.presets import device as device_preset
+from profiler.presets import model as model_preset
+from profiler.roofline import roofline
+from profiler.specs import ModelSpec
+from sim.config import RunConfig
+
+ROOFLINE = "roofline"
+FITTED = "fitted"
+
+_SHARES = ("gemm", "attention", "bandwidth")
+
+
+def latency_model(config: RunConfig) -> KernelSumModel:
+    """The latency model that ``config`` means: fitted to its device, where there is one, else the roofline.
+
+    Raises ValueError for names, files and settings that do not go together.
+    """
+    settings = config.latency.model_dump(exclude_none=True)
+    source = settings.pop("model", None)
+    spec = _model(config, settings)
+    shares = {name: settings.pop(name) for name in _SHARES if name in settings}
+    calibration = _calibration(source, config.device)
+    if calibration is None:
+        model: KernelSumModel = _roofline(spec, config, shares)
+    elif shares:
+        name = next(iter(shares))
+        raise ValueError(
+            f"latency.{name} is an efficiency of the roofline, and {config.device} has a fitted model;"
+            f" add model={ROOFLINE} to the latency settings, or leave {name} out"
+        )
+    else:
+        model = fitted(spec, calibration, config.tensor_parallel)
+    return dataclasses.replace(model, **settings)
+
+
+def _model(config: RunConfig, settings: dict[str, Any]) -> ModelSpec:
+    chosen = {name: settings.pop(name) for name in ("dtype", "kv_dtype") if name in settings}
+    return dataclasses.replace(model_preset(config.model), **chosen)
+
+
+def _roofline(spec: ModelSpec, config: RunConfig, shares: dict[str, float]) -> KernelSumModel:
+    model = roofline(spec, config.device, config.tensor_parallel)
+    return dataclasses.replace(model, efficiencies=dataclasses.replace(model.efficiencies, **shares))
+
+
+def _calibration(source: str | None, device: str) -> DeviceCalibration | None:
+    """The fitted model of a device, from a file or the package; None for the roofline."""
+    if source == ROOFLINE:
+        return None
+    if source in (None, FITTED):
+        found = built_in(device_preset(device).name)
+        if found is None and source == FITTED:
+            raise ValueError(f"no fitted model of {device} is built in; profile and fit one, or use model={ROOFLINE}")
+        return found
+    calibration = load_calibration(Path(source))
+    if calibration.device.name.lower() != device.lower():
+        raise ValueError(f"{source} is a latency model of {calibration.device.name}, and device is {device}; give that")
+    return calibration
