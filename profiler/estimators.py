@@ -86,8 +86,8 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """SM-scaling roofline with waves, times a measured efficiency (paper, section 3.2).
 
     op, device: what is predicted, and on what. bandwidth: DRAM bytes/s by SMs, None for the sharp knee.
-    iterations, leaves, depth, learning_rate, min_leaf: of the trees that learn the efficiency over shapes. Of small
-        profiles leaves are smaller, a fortieth of the rows, and trees fewer.
+    iterations, leaves, depth, learning_rate, min_leaf: of the trees that learn the efficiency over shapes; None for
+        the op's of ``DEFAULTS``. Of small profiles leaves are smaller, a fortieth of the rows, and trees fewer.
     min_rows: with fewer measured rows on the largest share the efficiency is one number.
     keep_points: give measured points back exactly, and let them correct their neighbours.
     """
@@ -186,12 +186,13 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _trend(self, shapes: Shapes, base: Floats, target: Floats) -> tuple[float, Trees | None]:
         if len(target) < self.min_rows:
             return float(np.median(target)), None
+        settings = self._settings()
         model = HistGradientBoostingRegressor(
-            max_iter=min(self.iterations, max(FEWEST_TREES, 5 * len(target) // self.leaves)),
-            max_leaf_nodes=self.leaves,
-            max_depth=self.depth,
-            learning_rate=self.learning_rate,
-            min_samples_leaf=max(2, min(self.min_leaf, len(target) // 40)),
+            max_iter=min(settings.iterations, max(FEWEST_TREES, 5 * len(target) // settings.leaves)),
+            max_leaf_nodes=settings.leaves,
+            max_depth=settings.depth,
+            learning_rate=settings.learning_rate,
+            min_samples_leaf=max(2, min(settings.min_leaf, len(target) // 40)),
             early_stopping=False,
             random_state=self.seed,
         )

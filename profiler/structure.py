@@ -77,8 +77,7 @@ def base_seconds(op: str, shapes: Shapes, clock: KernelClock, sms: NDArray[np.in
 
 def features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> Floats:
     """Rows x features: logarithms of sizes and of roofline times, and how tiles of different sizes fill the SMs."""
-    columns = _FEATURES.get(op, _plain)(op, shapes, device)
-    return np.column_stack([np.log(base), *columns])
+    return np.column_stack(_FEATURES.get(op, _plain_features)(op, shapes, base, device))
 
 
 def dtype_of(dtype_bytes: float) -> DType:
@@ -121,15 +120,17 @@ _KERNELS: dict[str, Callable[[Mapping[str, float], int], Kernel]] = {
 }
 
 
-def _plain(op: str, shapes: Shapes, device: DeviceSpec) -> list[Floats]:
-    return [np.log(shapes[name]) for name in AXES[op]]
+def _plain_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> list[Floats]:
+    return [np.log(base), *(np.log(shapes[name]) for name in AXES[op])]
 
 
-def _gemm_features(op: str, shapes: Shapes, device: DeviceSpec) -> list[Floats]:
+def _gemm_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> list[Floats]:
+    """Neither the time nor the rows as such: efficiency of the largest products stays nearly the same as they grow, and
+    what the largest measured ones have in common (waves, shares, remainders) holds beyond them too."""
     m, n, k, size = (shapes[name] for name in AXES[op])
     computed = 2.0 * m * n * k / np.where(size < 2, device.fp8_flops or device.bf16_flops, device.bf16_flops)
     moved = (n * k * size + 2.0 * m * (n + k)) / device.dram_bytes_per_s
-    columns = [np.log(part) for part in (m, n, k, m * n, n * k, computed, moved, computed / moved)]
+    columns = [np.log(part) for part in (base / np.maximum(computed, moved), computed / moved, n, k, n * k, moved)]
     columns += [size, -m % 16, -m % 64, -m % 128]
     for tile_rows, tile_columns in GEMM_TILES:
         blocks = np.ceil(m / tile_rows) * np.ceil(n / tile_columns)
@@ -138,23 +139,23 @@ def _gemm_features(op: str, shapes: Shapes, device: DeviceSpec) -> list[Floats]:
     return columns
 
 
-def _prefill_features(op: str, shapes: Shapes, device: DeviceSpec) -> list[Floats]:
+def _prefill_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> list[Floats]:
     sequences, new, cached, heads, kv_heads, head_dim, size = (shapes[name] for name in AXES[op])
     flops = 4.0 * sequences * heads * head_dim * new * (cached + (new + 1) / 2)
     moved = sequences * head_dim * (4.0 * heads * new + 2.0 * kv_heads * size * (new + cached))
     blocks = sequences * heads * np.ceil(new / kernels.ATTENTION_ROWS)
     parts = (sequences, new, new + cached, 1 + cached / new, heads, kv_heads, heads / kv_heads, head_dim)
-    columns = [np.log(part) for part in (*parts, sequences * heads, sequences * kv_heads)]
+    columns = [np.log(part) for part in (base, *parts, sequences * heads, sequences * kv_heads)]
     columns += [np.log(flops / device.bf16_flops), np.log(moved / device.dram_bytes_per_s), size]
     return columns + _fill(blocks, device)
 
 
-def _decode_features(op: str, shapes: Shapes, device: DeviceSpec) -> list[Floats]:
+def _decode_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> list[Floats]:
     requests, context, heads, kv_heads, head_dim, size = (shapes[name] for name in AXES[op])
     flops = 4.0 * requests * heads * head_dim * context
     moved = requests * head_dim * (4.0 * heads + 2.0 * kv_heads * size * context)
     parts = (requests, context, heads, kv_heads, heads / kv_heads, head_dim, requests * kv_heads, requests * heads)
-    columns = [np.log(part) for part in parts]
+    columns = [np.log(part) for part in (base, *parts)]
     columns += [np.log(flops / device.bf16_flops), np.log(moved / device.dram_bytes_per_s), size]
     return columns + _fill(requests * kv_heads, device)
 
@@ -165,7 +166,7 @@ def _fill(blocks: Floats, device: DeviceSpec) -> list[Floats]:
     return [np.log(count), np.log(count * device.sms / blocks)]
 
 
-_FEATURES: dict[str, Callable[[str, Shapes, DeviceSpec], list[Any]]] = {
+_FEATURES: dict[str, Callable[[str, Shapes, Floats, DeviceSpec], list[Any]]] = {
     "gemm": _gemm_features,
     "attention_prefill": _prefill_features,
     "attention_decode": _decode_features,
