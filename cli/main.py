@@ -15,7 +15,7 @@ from typing import TextIO
 
 import typer
 
-from cli import catalogue, demo, plot, policies, profiles, simulate, sweep, traces
+from cli import catalogue, demo, plot, policies, profile, profiles, simulate, sweep, traces
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -33,6 +33,7 @@ app.add_typer(traces.app, name="traces")
 app.command("simulate")(simulate.simulate)
 app.command("sweep")(sweep.sweep)
 app.command("plot")(plot.plot)
+app.command("profile")(profile.profile)
 app.add_typer(profiles.app, name="profiles")
 app.command("policies")(policies.policies)
 app.command("models")(catalogue.models)

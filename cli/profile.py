@@ -31,6 +31,8 @@ def profile(
     from profiler.measure.campaign import Settings
 
     wanted = tuple(name for text in kernels or () for name in text.split(",") if name)
+    if kernels and not wanted:
+        raise ValueError(f"--kernels {','.join(kernels)!r} names no kernel; leave it out to measure all")
     settings = Settings(device, model, out, quick, wanted, repeats, limit_s)
     outcome = _measured(settings, quiet=quiet or json)
     if json:

@@ -69,6 +69,8 @@ def measure(settings: Settings, progress: Callable[[int], Progress] | None = Non
     """
     model = check(settings)
     journal_path, target = paths(settings.out)
+    if settings.out.is_dir():
+        raise ValueError(f"{settings.out} is a directory; --out names a file in it, such as {settings.out / 'profile'}")
     if target.exists() and not journal_path.exists():
         raise ValueError(f"{target} exists and is not of an earlier start of this run; take another --out")
     device = open_device(settings.device, model)
