@@ -16,6 +16,7 @@ from typing import Any, Literal, Self
 
 from profiler.calibration import OpCalibration
 from profiler.kerneltime import KernelClock
+from profiler.mixed import MixedAttention
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES
 
@@ -101,6 +102,7 @@ class DeviceCalibration:
     host: Host = Host()
     unmeasured: Unmeasured = Unmeasured()
     composition: Composition = Composition()
+    mixed: MixedAttention | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     holdout: tuple[Mapping[str, Any], ...] = ()
     learning_curve: tuple[Mapping[str, Any], ...] = ()
@@ -130,6 +132,7 @@ class DeviceCalibration:
             "host": asdict(self.host),
             "unmeasured": asdict(self.unmeasured),
             "composition": asdict(self.composition),
+            "mixed": None if self.mixed is None else self.mixed.document(),
             "ops": {op: calibration.document() for op, calibration in self.ops.items()},
         }
 
@@ -156,6 +159,7 @@ class DeviceCalibration:
                 host=Host(**document["host"]),
                 unmeasured=Unmeasured(**document["unmeasured"]),
                 composition=Composition(**document["composition"]),
+                mixed=None if document["mixed"] is None else MixedAttention.read(document["mixed"]),
                 provenance=document["provenance"],
                 holdout=tuple(document["holdout"]),
                 learning_curve=tuple(document["learning_curve"]),

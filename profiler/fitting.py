@@ -16,6 +16,7 @@ from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
 from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fitted import FittedModel, fitted
+from profiler.mixed import MixedAttention, mixed_of
 from profiler.presets import DEVICES
 from profiler.profile import Profile, rows_digest
 from profiler.specs import DeviceSpec
@@ -86,6 +87,7 @@ def fit_device(
         bandwidth=bandwidth,
         contention=Contention(device.contention_ceiling),
         host=_host(profile),
+        mixed=_mixed(profile, device),
         unmeasured=Unmeasured(floor_s=min(op.floor_s for op in ops.values())),
         provenance=_provenance(profile),
     )
@@ -119,6 +121,13 @@ def _host(profile: Profile) -> Host:
     a_launch = measured.get("host_launch", Host().launch_s)
     a_pass = max(0.0, measured.get("host_pass", Host().pass_s) - a_launch)
     return Host(a_pass, a_launch, "measured")
+
+
+def _mixed(profile: Profile, device: DeviceSpec) -> MixedAttention | None:
+    """Mixed attention on the whole device."""
+    names = ("attention_mixed", "attention_prefill", "attention_decode")
+    mixed, prefill, decode = (rows[rows["sms"] == device.sms] for rows in map(profile.select, names))
+    return mixed_of(mixed, prefill, decode)
 
 
 def _bandwidth(profile: Profile, device: DeviceSpec) -> Bandwidth:

@@ -7,7 +7,6 @@ rows, and once for attention, on a grid. Between knots log alpha is linear in th
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from profiler.calibration import OpCalibration
 from profiler.devicecalibration import DeviceCalibration
+from profiler.grid import Axis, Grid
 from profiler.kernels import Chunks, Kernel
 from profiler.kerneltime import KernelClock
 from profiler.latency import Source
@@ -40,77 +40,10 @@ PREFIX_KNOTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0, 256.0)
 _VARYING = {"all_reduce": "bytes", "gemm": "m"}
 
 
-class _Axis:
-    """Knots along one size, and the logarithms between which to interpolate."""
-
-    __slots__ = ("knots", "logs")
-
-    def __init__(self, knots: Sequence[float]) -> None:
-        self.knots = list(knots)
-        self.logs = [math.log1p(knot) for knot in knots]
-
-    def place(self, value: float) -> tuple[int, float]:
-        """(index of the knot below, share of the way to the next): held at both ends."""
-        knots = self.knots
-        low = bisect_right(knots, value) - 1
-        if low < 0:
-            return 0, 0.0
-        if low >= len(knots) - 1 or knots[low] == value:
-            return low if low < len(knots) else len(knots) - 1, 0.0
-        log = self.logs[low]
-        return low, (math.log1p(value) - log) / (self.logs[low + 1] - log)
-
-
-class _Grid:
-    """log alpha of an op at each combination of knots: nested as the axes are, one number for each SM share."""
-
-    __slots__ = ("_single", "_varying", "axes", "sources", "strides", "values")
-
-    def __init__(self, axes: Sequence[_Axis], values: list[tuple[float, ...]], sources: list[Source]) -> None:
-        self.axes = tuple(axes)
-        sizes = [len(axis.knots) for axis in axes]
-        self.strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
-        self.values = values
-        self.sources = sources
-        self._varying = [
-            (place, axis, stride)
-            for place, (axis, stride) in enumerate(zip(self.axes, self.strides, strict=True))
-            if len(axis.knots) > 1
-        ]
-        self._single = [row[0] for row in values] if len(values[0]) == 1 else None
-
-    def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
-        """(alphas, source) between the knots around ``at``; a knot's own where it is one."""
-        corners = [(0, 1.0)]
-        for place, axis, stride in self._varying:
-            low, share = axis.place(at[place])
-            start = low * stride
-            if share:
-                end, rest = start + stride, 1 - share
-                corners = [(index + start, weight * rest) for index, weight in corners] + [
-                    (index + end, weight * share) for index, weight in corners
-                ]
-            elif start:
-                corners = [(index + start, weight) for index, weight in corners]
-        sources = self.sources
-        source = sources[corners[0][0]]
-        if len(corners) > 1 and source != "extrapolated":
-            source = "extrapolated" if sources[corners[-1][0]] == "extrapolated" else "interpolated"
-        single = self._single
-        if single is not None:
-            log = 0.0
-            for index, weight in corners:
-                log += weight * single[index]
-            return (math.exp(log),), source
-        shares = range(len(self.values[0]))
-        logs = [sum([weight * self.values[index][share] for index, weight in corners]) for share in shares]
-        return tuple(map(math.exp, logs)), source
-
-
 class ShardCalibration:
     """Gives kernels the alphas that a device's measurements imply. One for each model, as its tables are."""
 
-    __slots__ = ("_clock", "_defaults", "_grids", "_ops")
+    __slots__ = ("_clock", "_defaults", "_grids", "_mixed", "_ops")
 
     def __init__(self, calibration: DeviceCalibration) -> None:
         unmeasured = calibration.unmeasured
@@ -122,7 +55,9 @@ class ShardCalibration:
             "memory": (1 / unmeasured.bandwidth,),
             "link": (1.0,),
         }
-        self._grids: dict[tuple[object, ...], _Grid] = {}
+        self._grids: dict[tuple[object, ...], Grid] = {}
+        mixed = calibration.mixed
+        self._mixed = None if mixed is None else mixed.grid()
 
     @property
     def clock(self) -> KernelClock:
@@ -143,6 +78,12 @@ class ShardCalibration:
             source = "extrapolated"
         return kernel._replace(alphas=alphas, source=source)
 
+    def mixed_ratio(self, new_tokens: int, requests: int, context: int) -> float:
+        """Attention of prefilling and decoding sequences in one launch over the sum of the two; 1 if not measured."""
+        if self._mixed is None:
+            return 1.0
+        return self._mixed.alphas((new_tokens, requests, context / requests))[0][0]
+
     def token_knots(self) -> list[int]:
         """Tokens between which a layer's time but for attention is linear, or near enough.
 
@@ -162,7 +103,7 @@ class ShardCalibration:
         requests = kernel.dims[0]
         return [requests * knot for knot in self._decode_grid(op, kernel).axes[1].knots]
 
-    def _curve(self, op: OpCalibration, kernel: Kernel) -> _Grid:
+    def _curve(self, op: OpCalibration, kernel: Kernel) -> Grid:
         key = (op.op, kernel.dims, kernel.dtype)
         found = self._grids.get(key)
         if found is None:
@@ -174,7 +115,7 @@ class ShardCalibration:
             found = self._grids[key] = self._grid(op, {varying: knots}, fixed)
         return found
 
-    def _prefill_grid(self, op: OpCalibration, kernel: Kernel) -> _Grid:
+    def _prefill_grid(self, op: OpCalibration, kernel: Kernel) -> Grid:
         key = (op.op, kernel.dims)
         found = self._grids.get(key)
         if found is None:
@@ -184,7 +125,7 @@ class ShardCalibration:
             found = self._grids[key] = self._grid(op, axes, _heads(kernel.dims))
         return found
 
-    def _decode_grid(self, op: OpCalibration, kernel: Kernel) -> _Grid:
+    def _decode_grid(self, op: OpCalibration, kernel: Kernel) -> Grid:
         key = (op.op, kernel.dims[1:])
         found = self._grids.get(key)
         if found is None:
@@ -193,7 +134,7 @@ class ShardCalibration:
             found = self._grids[key] = self._grid(op, axes, _heads(kernel.dims[1:]))
         return found
 
-    def _grid(self, op: OpCalibration, axes: Mapping[str, Sequence[float]], fixed: dict[str, float]) -> _Grid:
+    def _grid(self, op: OpCalibration, axes: Mapping[str, Sequence[float]], fixed: dict[str, float]) -> Grid:
         """The trees' answers on all combinations of knots, measured values among them where points are kept."""
         axes = {name: _with_measured(op, name, knots, fixed) for name, knots in axes.items()}
         columns = np.array(list(product(*axes.values())), dtype=np.float64).T
@@ -204,7 +145,7 @@ class ShardCalibration:
         shapes |= {name: np.full(count, value) for name, value in fixed.items() if name in AXES[op.op]}
         values = op.log_alpha(shapes, self._clock)
         rows = [tuple(row) for row in values.tolist()]
-        return _Grid([_Axis(knots) for knots in axes.values()], rows, _sources(op, shapes))
+        return Grid([Axis(knots) for knots in axes.values()], rows, _sources(op, shapes))
 
 
 def _sources(op: OpCalibration, shapes: Shapes) -> list[Source]:

@@ -29,6 +29,10 @@ class Calibration(Protocol):
 
     def calibrated(self, kernel: Kernel) -> Kernel: ...
 
+    def mixed_ratio(self, new_tokens: int, requests: int, context: int) -> float:
+        """Attention of prefilling and decoding sequences in one launch over the sum of the two."""
+        ...
+
     def token_knots(self) -> list[int]:
         """Tokens between which a dense layer's time but for attention may be taken as linear, ascending."""
         ...
@@ -150,6 +154,10 @@ class StepTable:
             dram += times[1]
             for chunk in prefill:
                 tokens += chunk[0]
+            if rows and self._calibration is not None:
+                ratio = self._calibration.mixed_ratio(tokens - rows, rows, context)
+                seconds *= ratio
+                dram *= ratio
             rows += len(prefill)
         layer, embedding = self._layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
         if layer[0] >= seconds:

@@ -1,0 +1,76 @@
+"""Numbers on a grid of sizes, linear between knots in the logarithms of sizes, held at the ends."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from profiler.latency import Source
+
+
+class Axis:
+    """Knots along one size, and the logarithms between which to interpolate."""
+
+    __slots__ = ("knots", "logs")
+
+    def __init__(self, knots: Sequence[float]) -> None:
+        self.knots = list(knots)
+        self.logs = [math.log1p(knot) for knot in knots]
+
+    def place(self, value: float) -> tuple[int, float]:
+        """(index of the knot below, share of the way to the next): held at both ends."""
+        knots = self.knots
+        low = bisect_right(knots, value) - 1
+        if low < 0:
+            return 0, 0.0
+        if low >= len(knots) - 1 or knots[low] == value:
+            return low if low < len(knots) else len(knots) - 1, 0.0
+        log = self.logs[low]
+        return low, (math.log1p(value) - log) / (self.logs[low + 1] - log)
+
+
+class Grid:
+    """log alpha of an op at each combination of knots: nested as the axes are, one number for each SM share."""
+
+    __slots__ = ("_single", "_varying", "axes", "sources", "strides", "values")
+
+    def __init__(self, axes: Sequence[Axis], values: list[tuple[float, ...]], sources: list[Source]) -> None:
+        self.axes = tuple(axes)
+        sizes = [len(axis.knots) for axis in axes]
+        self.strides = tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes)))
+        self.values = values
+        self.sources = sources
+        self._varying = [
+            (place, axis, stride)
+            for place, (axis, stride) in enumerate(zip(self.axes, self.strides, strict=True))
+            if len(axis.knots) > 1
+        ]
+        self._single = [row[0] for row in values] if len(values[0]) == 1 else None
+
+    def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+        """(alphas, source) between the knots around ``at``; a knot's own where it is one."""
+        corners = [(0, 1.0)]
+        for place, axis, stride in self._varying:
+            low, share = axis.place(at[place])
+            start = low * stride
+            if share:
+                end, rest = start + stride, 1 - share
+                corners = [(index + start, weight * rest) for index, weight in corners] + [
+                    (index + end, weight * share) for index, weight in corners
+                ]
+            elif start:
+                corners = [(index + start, weight) for index, weight in corners]
+        sources = self.sources
+        source = sources[corners[0][0]]
+        if len(corners) > 1 and source != "extrapolated":
+            source = "extrapolated" if sources[corners[-1][0]] == "extrapolated" else "interpolated"
+        single = self._single
+        if single is not None:
+            log = 0.0
+            for index, weight in corners:
+                log += weight * single[index]
+            return (math.exp(log),), source
+        shares = range(len(self.values[0]))
+        logs = [sum([weight * self.values[index][share] for index, weight in corners]) for share in shares]
+        return tuple(map(math.exp, logs)), source
