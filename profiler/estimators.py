@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.interpolate import RBFInterpolator
-from scipy.spatial import Delaunay
+from scipy.spatial import Delaunay, QhullError
 from sklearn.base import BaseEstimator, RegressorMixin  # type: ignore[import-untyped]
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
@@ -34,7 +34,10 @@ FLOOR_ROWS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """How the trees of one op grow. Each further tree costs every prediction its time, and a file its bytes."""
+    """How the trees of one op grow. Each further tree costs every prediction its time, and a file its bytes.
+
+    iterations: trees for each dtype that was measured.
+    """
 
     iterations: int = 120
     leaves: int = 31
@@ -44,7 +47,7 @@ class TreeSettings:
 
 
 DEFAULTS: dict[str, TreeSettings] = {
-    "gemm": TreeSettings(min_leaf=20),
+    "gemm": TreeSettings(iterations=150, min_leaf=20),
     "attention_prefill": TreeSettings(iterations=160, learning_rate=0.15),
     "attention_decode": TreeSettings(iterations=150, min_leaf=5),
 }
@@ -187,8 +190,10 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if len(target) < self.min_rows:
             return float(np.median(target)), None
         settings = self._settings()
+        precisions = len(np.unique(shapes.get("dtype_bytes", 2.0)))
+        most = settings.iterations * precisions
         model = HistGradientBoostingRegressor(
-            max_iter=min(settings.iterations, max(FEWEST_TREES, 5 * len(target) // settings.leaves)),
+            max_iter=min(most, max(FEWEST_TREES, 5 * len(target) // settings.leaves)),
             max_leaf_nodes=settings.leaves,
             max_depth=settings.depth,
             learning_rate=settings.learning_rate,
@@ -242,7 +247,7 @@ class LogInterpolation(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Interpolation of log time between measured shapes (AIConfigurator), with no knowledge of the device.
 
     Products: along m among rows of the same (n, k), and between the three nearest (n, k) for a pair that was not
-    measured. Everything else: radial basis functions over the nearest 32 shapes.
+    measured, within one dtype and SM share. Everything else: radial basis functions over the nearest 32 shapes.
     """
 
     def __init__(self, op: str = "gemm", device: DeviceSpec | None = None) -> None:
@@ -252,7 +257,8 @@ class LogInterpolation(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: pd.DataFrame, y: Any) -> Self:
         table, target = _logarithms(self.op, X), np.log(np.asarray(y, dtype=np.float64))
         if self.op == "gemm":
-            self._fit_pairs(table, target)
+            self.kinds_ = np.unique(table[:, 3:], axis=0)
+            self.pairs_ = [_Pairs(table[rows, :3], target[rows]) for rows in self._by_kind(table)]
         else:
             unique, place = np.unique(table, axis=0, return_inverse=True)
             means = np.bincount(place, target) / np.bincount(place)
@@ -260,51 +266,67 @@ class LogInterpolation(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: pd.DataFrame) -> Floats:
+        check_is_fitted(self)
         table = _logarithms(self.op, X)
-        predicted: Floats = np.exp(self._pairwise(table) if self.op == "gemm" else self.between_(table))
-        return predicted
-
-    def _fit_pairs(self, table: Floats, target: Floats) -> None:
-        self.curves_: dict[tuple[float, ...], tuple[Floats, Floats]] = {}
-        order = np.lexsort((table[:, 0], *table[:, :0:-1].T))
-        borders = 1 + np.flatnonzero((np.diff(table[order, 1:], axis=0) != 0).any(axis=1))
-        for rows in np.split(order, borders):
-            self.curves_[tuple(table[rows[0], 1:].tolist())] = (table[rows, 0], target[rows])
-        self.pairs_ = np.array(list(self.curves_))
-        self.mesh_ = Delaunay(self.pairs_[:, :2]) if len(self.pairs_) > 3 else None
-
-    def _pairwise(self, table: Floats) -> Floats:
+        if self.op != "gemm":
+            return np.asarray(np.exp(self.between_(table)))
         answer = np.zeros(len(table))
-        pairs, place = np.unique(table[:, 1:], axis=0, return_inverse=True)
-        for index, asked in enumerate(pairs):
+        for pairs, rows in zip(self.pairs_, self._by_kind(table), strict=True):
+            answer[rows] = pairs.predict(table[rows, :3])
+        return np.asarray(np.exp(answer))
+
+    def _by_kind(self, table: Floats) -> list[NDArray[np.intp]]:
+        """Rows of each dtype and SM share that was measured; others go to the nearest of these."""
+        distances = ((table[:, None, 3:] - self.kinds_[None, :, :]) ** 2).sum(axis=2)
+        nearest = distances.argmin(axis=1)
+        return [np.flatnonzero(nearest == kind) for kind in range(len(self.kinds_))]
+
+
+class _Pairs:
+    """Log times of products of one kind over the logarithms of (m, n, k)."""
+
+    def __init__(self, table: Floats, target: Floats) -> None:
+        self.curves: list[tuple[Floats, Floats]] = []
+        self.pairs, place = np.unique(table[:, 1:], axis=0, return_inverse=True)
+        for pair in range(len(self.pairs)):
+            rows = np.flatnonzero(place == pair)
+            rows = rows[np.argsort(table[rows, 0], kind="stable")]
+            self.curves.append((table[rows, 0], target[rows]))
+        try:
+            self.mesh = Delaunay(self.pairs) if len(self.pairs) > 3 else None
+        except QhullError:  # pairs of one n or one k lie on a line
+            self.mesh = None
+
+    def predict(self, table: Floats) -> Floats:
+        answer = np.zeros(len(table))
+        asked, place = np.unique(table[:, 1:], axis=0, return_inverse=True)
+        for index, pair in enumerate(asked):
             rows = np.flatnonzero(place == index)
-            for pair, weight in self._near(asked):
-                answer[rows] += weight * self._along(self.pairs_[pair], table[rows, 0], asked)
+            for known, weight in self._near(pair):
+                answer[rows] += weight * self._along(known, table[rows, 0])
+                if weight == 1.0:  # nothing to interpolate between: scaled to the size that is asked for
+                    answer[rows] += float((pair - self.pairs[known]).sum())
         return answer
 
     def _near(self, asked: Floats) -> list[tuple[int, float]]:
         """(pair, weight) of the measured pairs around one."""
-        exact = np.flatnonzero((self.pairs_ == asked).all(axis=1))
-        if exact.size:
-            return [(int(exact[0]), 1.0)]
-        point = asked[:2]
-        simplex = int(self.mesh_.find_simplex(point)) if self.mesh_ is not None else -1
-        if self.mesh_ is None or simplex < 0:
-            return [(int(((self.pairs_[:, :2] - point) ** 2).sum(axis=1).argmin()), 1.0)]
-        transform = self.mesh_.transform[simplex]
-        weights = transform[:2] @ (point - transform[2])
-        corners = self.mesh_.simplices[simplex]
+        nearest = int(((self.pairs - asked) ** 2).sum(axis=1).argmin())
+        simplex = -1 if self.mesh is None else int(self.mesh.find_simplex(asked))
+        if self.mesh is None or simplex < 0 or (self.pairs[nearest] == asked).all():
+            return [(nearest, 1.0)]
+        transform = self.mesh.transform[simplex]
+        weights = transform[:2] @ (asked - transform[2])
+        corners = self.mesh.simplices[simplex]
         return [(int(pair), float(w)) for pair, w in zip(corners, [*weights, 1 - weights.sum()], strict=True)]
 
-    def _along(self, pair: Floats, sizes: Floats, asked: Floats) -> Floats:
-        """Log time along m, straight on beyond the ends, scaled to the size of the pair that was asked for."""
-        known, times = self.curves_[tuple(pair.tolist())]
+    def _along(self, pair: int, sizes: Floats) -> Floats:
+        """Log time along m, straight on beyond the greatest."""
+        known, times = self.curves[pair]
         answer = np.interp(sizes, known, times)
-        if len(known) > 1:
+        if len(known) > 1 and known[-1] > known[-2]:
             slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
             answer = np.where(sizes > known[-1], times[-1] + slope * (sizes - known[-1]), answer)
-        grown: Floats = answer + (0.0 if self.mesh_ is not None else float((asked - pair)[:2].sum()))
-        return grown
+        return np.asarray(answer)
 
 
 CANDIDATES: dict[str, type[Any]] = {
@@ -316,7 +338,9 @@ CANDIDATES: dict[str, type[Any]] = {
 
 
 def _logarithms(op: str, X: pd.DataFrame) -> Floats:
-    columns = [np.log1p(X[name]) if name == "cached_tokens" else np.log(X[name].astype(float)) for name in AXES[op]]
+    """An op's axes, and ``sms`` where X has it."""
+    names = [*AXES[op], *(["sms"] if "sms" in X.columns else [])]
+    columns = [np.log1p(X[name]) if name == "cached_tokens" else np.log(X[name].astype(float)) for name in names]
     return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
 
 
