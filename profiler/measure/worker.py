@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def serve(connection: Connection, cores: Sequence[int], model: ModelSpec, cache_bytes: int) -> None:
     """Answers requests until the pipe ends, which it also does when the parent is killed."""
     os.sched_setaffinity(0, cores)
-    # Ctrl-C goes to the whole group; the parent decides what it means and closes the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # These may go to the whole group; the parent decides what they mean and closes the pipe.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
     import torch
 
