@@ -16,7 +16,7 @@ from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
 from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fitted import FittedModel, fitted
-from profiler.mixed import MixedAttention, mixed_of
+from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
 from profiler.profile import Profile, rows_digest
 from profiler.specs import DeviceSpec
@@ -30,6 +30,8 @@ ASSUMED_BANDWIDTH = {
 }
 """(N_d, sharpness) of decode's slowdown by SMs, fitted to curves of an A100 and an H800 (docs/accuracy.md); the H200's
 knee is moved by its bandwidth as its specification's is. Elsewhere the A100's shape with the knee scaled alike."""
+
+RATIO_DIGITS = 3
 
 Progress = Callable[[str], None]
 
@@ -88,7 +90,8 @@ def fit_device(
         contention=Contention(device.contention_ceiling),
         host=_host(profile),
         mixed=_mixed(profile, device),
-        unmeasured=Unmeasured(floor_s=min(op.floor_s for op in ops.values())),
+        # An element-wise kernel nobody timed takes no less than the smallest product.
+        unmeasured=Unmeasured(floor_s=ops["gemm"].floor_s),
         provenance=_provenance(profile),
     )
     return _with_layers(calibration, profile)
@@ -124,10 +127,32 @@ def _host(profile: Profile) -> Host:
 
 
 def _mixed(profile: Profile, device: DeviceSpec) -> MixedAttention | None:
-    """Mixed attention on the whole device."""
+    """The ratios that measured rows give where mixed launches without a prefix, and both of their parts, were measured.
+
+    Combinations that were not all measured have the ratio of their nearest neighbours in context, then in requests.
+    None where there are fewer than eight.
+    """
     names = ("attention_mixed", "attention_prefill", "attention_decode")
     mixed, prefill, decode = (rows[rows["sms"] == device.sms] for rows in map(profile.select, names))
-    return mixed_of(mixed, prefill, decode)
+    alone = prefill[(prefill["cached_tokens"] == 0) & (prefill["sequences"] == 1)]
+    keys = ["decode_requests", "decode_context_tokens"]
+    rows = mixed[mixed["cached_tokens"] == 0].merge(
+        alone[["new_tokens", "latency_s"]], on="new_tokens", suffixes=("", "_p")
+    )
+    rows = rows.merge(decode[[*keys, "latency_s"]], on=keys, suffixes=("", "_d"))
+    if len(rows) < 8:
+        return None
+    rows["ratio"] = rows["latency_s"] / (rows["latency_s_p"] + rows["latency_s_d"])
+    table = rows.pivot_table(index=["new_tokens", "decode_requests"], columns="decode_context_tokens", values="ratio")
+    measured: Any = table.index
+    whole: Any = pd.MultiIndex.from_product(measured.levels)
+    filled = table.reindex(whole).ffill(axis=1).bfill(axis=1).ffill().bfill()
+    return MixedAttention(
+        tuple(map(float, measured.levels[0])),
+        tuple(map(float, measured.levels[1])),
+        tuple(map(float, filled.columns)),
+        tuple(round(float(ratio), RATIO_DIGITS) for ratio in filled.to_numpy().ravel()),
+    )
 
 
 def _bandwidth(profile: Profile, device: DeviceSpec) -> Bandwidth:

@@ -11,11 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import pandas as pd
-
 from profiler.grid import Axis, Grid
-
-RATIO_DIGITS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +41,3 @@ class MixedAttention:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         return cls(**{name: tuple(map(float, values)) for name, values in document.items()})
-
-
-def mixed_of(mixed: pd.DataFrame, prefill: pd.DataFrame, decode: pd.DataFrame) -> MixedAttention | None:
-    """The ratios that measured rows give where mixed launches without a prefix, and both of their parts, were measured.
-
-    Combinations that were not all measured have the ratio of their nearest neighbours in context, then in requests.
-    None where there are fewer than eight.
-    """
-    alone = prefill[(prefill["cached_tokens"] == 0) & (prefill["sequences"] == 1)]
-    keys = ["decode_requests", "decode_context_tokens"]
-    rows = mixed[mixed["cached_tokens"] == 0].merge(
-        alone[["new_tokens", "latency_s"]], on="new_tokens", suffixes=("", "_p")
-    )
-    rows = rows.merge(decode[[*keys, "latency_s"]], on=keys, suffixes=("", "_d"))
-    if len(rows) < 8:
-        return None
-    rows["ratio"] = rows["latency_s"] / (rows["latency_s_p"] + rows["latency_s_d"])
-    table = rows.pivot_table(index=["new_tokens", "decode_requests"], columns="decode_context_tokens", values="ratio")
-    measured: Any = table.index
-    whole: Any = pd.MultiIndex.from_product(measured.levels)
-    filled = table.reindex(whole).ffill(axis=1).bfill(axis=1).ffill().bfill()
-    return MixedAttention(
-        tuple(map(float, measured.levels[0])),
-        tuple(map(float, measured.levels[1])),
-        tuple(map(float, filled.columns)),
-        tuple(round(float(ratio), RATIO_DIGITS) for ratio in filled.to_numpy().ravel()),
-    )
