@@ -320,13 +320,12 @@ class _Pairs:
         return [(int(pair), float(w)) for pair, w in zip(corners, [*weights, 1 - weights.sum()], strict=True)]
 
     def _along(self, pair: int, sizes: Floats) -> Floats:
-        """Log time along m, straight on beyond the greatest."""
+        """Log time along m; beyond the greatest as over the last octave, no more than in proportion to m."""
         known, times = self.curves[pair]
-        answer = np.interp(sizes, known, times)
-        if len(known) > 1 and known[-1] > known[-2]:
-            slope = (times[-1] - times[-2]) / (known[-1] - known[-2])
-            answer = np.where(sizes > known[-1], times[-1] + slope * (sizes - known[-1]), answer)
-        return np.asarray(answer)
+        before = int(np.searchsorted(known, known[-1] - np.log(2), side="right")) - 1
+        rise = times[-1] - times[before] if before >= 0 else 0.0
+        slope = np.clip(rise / (known[-1] - known[max(0, before)] or 1.0), 0.0, 1.0)
+        return np.asarray(np.interp(sizes, known, times) + slope * np.maximum(0.0, sizes - known[-1]))
 
 
 CANDIDATES: dict[str, type[Any]] = {

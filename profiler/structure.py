@@ -140,14 +140,15 @@ def _gemm_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) ->
 
 
 def _prefill_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> list[Floats]:
+    """Not the time as such, for the same reason as with products."""
     sequences, new, cached, heads, kv_heads, head_dim, size = (shapes[name] for name in AXES[op])
-    flops = 4.0 * sequences * heads * head_dim * new * (cached + (new + 1) / 2)
+    computed = 4.0 * sequences * heads * head_dim * new * (cached + (new + 1) / 2) / device.bf16_flops
     moved = sequences * head_dim * (4.0 * heads * new + 2.0 * kv_heads * size * (new + cached))
-    blocks = sequences * heads * np.ceil(new / kernels.ATTENTION_ROWS)
-    parts = (sequences, new, new + cached, 1 + cached / new, heads, kv_heads, heads / kv_heads, head_dim)
-    columns = [np.log(part) for part in (base, *parts, sequences * heads, sequences * kv_heads)]
-    columns += [np.log(flops / device.bf16_flops), np.log(moved / device.dram_bytes_per_s), size]
-    return columns + _fill(blocks, device)
+    moved = moved / device.dram_bytes_per_s
+    waves = sequences * heads * np.ceil(new / kernels.ATTENTION_ROWS) / device.sms
+    parts = (base / np.maximum(computed, moved), computed / moved, moved, new, 1 + cached / new)
+    columns = [np.log(part) for part in (*parts, heads, kv_heads, heads / kv_heads, head_dim, np.ceil(waves) / waves)]
+    return [*columns, np.minimum(waves, WAVES_SEEN), size]
 
 
 def _decode_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> list[Floats]:
@@ -157,13 +158,8 @@ def _decode_features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) 
     parts = (requests, context, heads, kv_heads, heads / kv_heads, head_dim, requests * kv_heads, requests * heads)
     columns = [np.log(part) for part in (base, *parts)]
     columns += [np.log(flops / device.bf16_flops), np.log(moved / device.dram_bytes_per_s), size]
-    return columns + _fill(requests * kv_heads, device)
-
-
-def _fill(blocks: Floats, device: DeviceSpec) -> list[Floats]:
-    """Waves of a grid on the whole device, and what they leave idle."""
-    count = np.ceil(blocks / device.sms)
-    return [np.log(count), np.log(count * device.sms / blocks)]
+    count = np.ceil(requests * kv_heads / device.sms)
+    return [*columns, np.log(count), np.log(count * device.sms / (requests * kv_heads))]
 
 
 _FEATURES: dict[str, Callable[[str, Shapes, Floats, DeviceSpec], list[Any]]] = {
