@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from profiler import cpu
+from profiler import cpu, model
 from profiler.measure import campaign, shares_cpu
 from profiler.measure.campaign import Settings, measure, recover, saturation
 from profiler.measure.device import Sample
-from profiler.measure.grid import CPU, MEASURED, Group, Reach, Shares, Target, Variant
+from profiler.measure.grid import CPU, MEASURED, Group, Reach, Shares, Target, Variant, plan
 from profiler.profile import load_profile
 
 SMALL = Reach(
@@ -69,7 +69,7 @@ class FakeDevice:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device = FakeDevice()
-    monkeypatch.setattr(campaign, "open_device", lambda name, model: device)
+    monkeypatch.setattr(campaign, "open_device", lambda name, spec: device)
     return device
 
 
@@ -106,7 +106,7 @@ def test_an_interrupted_measurement_goes_on_where_it_stopped(
     assert not (tmp_path / "p.parquet").exists()
     assert recover(tmp_path / "p").measured == 30
     second = FakeDevice()
-    monkeypatch.setattr(campaign, "open_device", lambda name, model: second)
+    monkeypatch.setattr(campaign, "open_device", lambda name, spec: second)
     outcome = measure(settings(tmp_path / "p"))
     assert outcome.measured == outcome.points == 30 + len(second.measured)
     assert measure(settings(tmp_path / "p")).measured == outcome.points
@@ -127,7 +127,7 @@ def test_what_fails_is_told_and_tried_again(tmp_path: Path, fake: FakeDevice) ->
     fake.fails = "rotary"
     outcome = measure(settings(tmp_path / "p"))
     assert set(outcome.failed) == {
-        f"rotary {m} x 8 x 4 x 64 on {sms}: no memory" for m in (1, 4) for sms in FakeDevice.shares.all
+        f"rotary {m} x 8 x 4 x 64 on {sms}: no memory" for m in (1, 4, 16, 24) for sms in FakeDevice.shares.all
     }
     assert outcome.measured == outcome.points - len(outcome.failed)
     fake.fails = ""
@@ -248,7 +248,8 @@ def test_a_killed_measurement_loses_nothing_and_leaves_no_process(tmp_path: Path
     done = subprocess.run(command, preexec_fn=one_core, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert journal.read_bytes().startswith(kept)
-    assert len(load_profile(tmp_path / "p").rows) == journal.read_bytes().count(b"\n") - 1 == 6
+    grid = plan(model("tiny"), Shares(1, ()), CPU, quick=True, kernels=("embedding", "sampling"))
+    assert len(load_profile(tmp_path / "p").rows) == journal.read_bytes().count(b"\n") - 1 == grid.points
     assert workers
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
@@ -267,9 +268,7 @@ def children(parent: int) -> list[int]:
 
 
 def test_a_worker_that_died_is_named() -> None:
-    import profiler
-
-    device = shares_cpu.CpuDevice(profiler.model("tiny"))
+    device = shares_cpu.CpuDevice(model("tiny"))
     try:
         worker = device._own(Variant(1))
         worker.process.kill()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import profiler
-from profiler.measure import shares_cuda
+from profiler.measure import kernels, shares_cuda
 from profiler.measure.attention import Segments, Sequenced, attention
 from profiler.measure.campaign import Settings, measure
 from profiler.measure.grid import Group, Target, Variant
@@ -65,6 +65,26 @@ def test_attention_reads_slots_in_any_order(heads: tuple[int, int], sequences: l
     plain = (query.float().cpu(), keys.float().cpu(), values.float().cpu())
     expected = attention(*plain, Segments.of(sequences, SLOT, CPU), torch.empty(tokens, query_heads, width))
     assert error(found, expected) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(32, 8, 128), (6, 2, 16), (5, 1, 64)])
+def test_elementwise_kernels_agree_with_the_cpu(tokens: int, heads: int, kv_heads: int, width: int) -> None:
+    total = heads + 2 * kv_heads
+    update, residual, qkv = torch.randn(tokens, 352), torch.randn(tokens, 352), torch.randn(tokens, total, width)
+    held = torch.zeros(2, 64, kv_heads, width)
+    positions, rows = torch.arange(tokens) + 3, torch.randperm(64)[:tokens]
+    found: list[list[torch.Tensor]] = []
+    for device, dtype in (("cuda", BF16), ("cpu", torch.float32)):
+        u, r, q, (k, v) = (part.to(BF16).to(device, dtype) for part in (update, residual, qkv, held))
+        normed, activated = torch.full_like(r, torch.nan), torch.full_like(r[:, :176], torch.nan)
+        kernels.residual_norm(u, r, torch.ones_like(r[0]), normed)
+        kernels.activation(u, activated)
+        rope = kernels.rope_tables(64, width, torch.device(device))
+        kernels.rotary_and_write(q, rope, positions.to(device), rows.to(device), k, v)
+        found.append([r, normed, activated, q, k, v])
+    for ours, expected in zip(*found, strict=True):
+        assert error(ours, expected) < 1e-2
 
 
 def lane(weights: Weights, dtype: torch.dtype) -> Transformer:

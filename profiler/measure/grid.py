@@ -235,8 +235,8 @@ class Shapes:
         yield from self.decode_layers(fineness)
 
     def elementwise(self, tokens: Sequence[int], requests: Sequence[int]) -> Iterator[Target]:
-        # Bound by memory and smooth in their tokens: half of the points do.
-        few = tokens[::2]
+        # Bound by memory and smooth in their tokens: half of the points do, both ends among them.
+        few = tuple(dict.fromkeys((tokens[0], *tokens[::-2][::-1])))
         yield from (Target("norm", (count, self.model.hidden)) for count in few)
         yield from (Target("rotary", (count, *self.heads)) for count in few)
         yield from (Target("activation", (count, self.model.intermediate)) for count in few)
@@ -247,11 +247,13 @@ class Shapes:
         """Chunks over prefixes; and several short sequences at once, on the finer grid."""
         coarse_new, fine_new = ([count for count in tokens if count > 8] for tokens in self.reach.tokens)
         coarse_cached, fine_cached = self.reach.cached
+        # The longest chunk first, then every other one.
+        some, others = coarse_new[::-2], coarse_new[-2::-2]
         if fineness == 0:
-            shapes = [(1, new, cached) for cached in coarse_cached for new in coarse_new[::2]]
+            shapes = [(1, new, cached) for cached in coarse_cached for new in some]
         else:
-            shapes = [(1, new, cached) for cached in coarse_cached for new in coarse_new[1::2]]
-            shapes += [(1, new, cached) for cached in fine_cached for new in coarse_new[::2]]
+            shapes = [(1, new, cached) for cached in coarse_cached for new in others]
+            shapes += [(1, new, cached) for cached in fine_cached for new in some]
             shapes += [(1, new, 0) for new in fine_new[::3]]
             shapes += [(count, new, 0) for count in self.reach.sequences for new in coarse_new[1:-1:2]]
         for count, new, cached in shapes:

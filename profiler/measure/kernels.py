@@ -6,6 +6,9 @@ allocates what outlives the call, so every function can be captured in a CUDA gr
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,6 +18,16 @@ ROPE_THETA = 500_000.0
 """Of Llama-3; the base changes values and no durations."""
 
 
+@cache
+def fused_kernels() -> ModuleType | None:
+    """The kernels of one launch each, where triton is installed."""
+    try:
+        from profiler.measure import fused
+    except ImportError:
+        return None
+    return fused
+
+
 def gemm(inputs: Tensor, weight: Tensor, out: Tensor) -> None:
     """``out`` [m, n] = ``inputs`` [m, k] times the transpose of ``weight`` [n, k]."""
     torch.mm(inputs, weight.t(), out=out)
@@ -22,6 +35,9 @@ def gemm(inputs: Tensor, weight: Tensor, out: Tensor) -> None:
 
 def residual_norm(update: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
     """``residual`` += ``update``; ``out`` is the RMSNorm of the sum, scaled by ``weight``."""
+    if residual.is_cuda and (fused := fused_kernels()):
+        fused.residual_norm(update, residual, weight, NORM_EPS, out)
+        return
     residual.add_(update)
     rms_norm(residual, weight, out)
 
@@ -52,6 +68,9 @@ def rotary_and_write(
 
     ``positions`` of the tokens in their sequences; ``rows`` of the cache [rows, kv_heads, head_dim] they are kept in.
     """
+    if qkv.is_cuda and (fused := fused_kernels()):
+        fused.rotary_and_write(qkv, rope, positions, rows, keys, values)
+        return
     kv_heads = keys.shape[1]
     turned = qkv[:, : qkv.shape[1] - kv_heads]
     half = qkv.shape[-1] // 2
@@ -66,6 +85,9 @@ def rotary_and_write(
 
 def activation(gate_up: Tensor, out: Tensor) -> None:
     """SwiGLU: SiLU of the first half of ``gate_up``'s columns times the second."""
+    if gate_up.is_cuda and (fused := fused_kernels()):
+        fused.activation(gate_up, out)
+        return
     gate, up = gate_up.chunk(2, dim=-1)
     torch.mul(functional.silu(gate), up, out=out)
 

@@ -15,6 +15,7 @@ from profiler.measure.cuda_runtime import Captured, CudaRuntime
 from profiler.measure.device import Sample, host_seconds
 from profiler.measure.green import GreenContexts, ShareError, Side, asked, misplaced
 from profiler.measure.grid import GPU, Group, Reach, Shares, Target, Variant, host_parts
+from profiler.measure.kernels import fused_kernels
 from profiler.measure.models import LAUNCHED, ghost
 from profiler.measure.nvml import facts
 from profiler.measure.targets import Bench
@@ -59,6 +60,7 @@ class CudaDevice:
             "python": platform.python_version(),
             "l2_bytes": properties.L2_cache_size,
             "memory_bytes": properties.total_memory,
+            "elementwise": "triton" if fused_kernels() else "torch",
             "shares": kind,
             "splits": [list(split) for split in splits],
             **facts(str(properties.uuid)),
