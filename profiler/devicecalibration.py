@@ -164,7 +164,7 @@ class DeviceCalibration:
                 holdout=tuple(document["holdout"]),
                 learning_curve=tuple(document["learning_curve"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise ValueError(f"is no complete latency model ({type(error).__name__}: {error}); fit it again") from None
 
     def save(self, path: Path) -> Path:

@@ -9,7 +9,8 @@ comes with the device. Without measurements they are 1 and 0.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,24 +48,35 @@ class KernelClock:
     def time(self, kernel: Kernel, sms: int) -> KernelTime:
         """Seconds of all runs of ``kernel`` alone on ``sms`` SMs; links ignore SMs.
 
-        Between two measured shares the alpha of the smaller holds. With more SMs no kernel is slower: where a
-        measured share would say so, the time of fewer SMs stands.
+        Between two measured shares log time is linear in the logarithm of SMs. With more SMs no kernel is slower:
+        where a measured share would say so, the time of fewer SMs stands.
         """
         seconds, bound = self._formula(kernel, sms)
-        source, alphas = kernel.source, kernel.alphas
+        source = kernel.source
         measured = self.shares.get(kernel.op, ())
         if len(measured) < 2 or kernel.kind == "link":
-            seconds *= alphas[-1]
+            seconds *= kernel.alphas[-1]
             if sms < self.device.sms and source != "roofline" and kernel.kind != "link":
                 source = "extrapolated"
         else:
-            place = max(0, bisect_right(measured, sms) - 1)
-            seconds *= alphas[place]
-            for before in range(place):
-                seconds = min(seconds, alphas[before] * self._formula(kernel, measured[before + 1] - 1)[0])
+            seconds = self._on_share(kernel, sms, seconds, measured)
             if source == "measured" and sms not in measured:
                 source = "interpolated"
         return KernelTime(kernel, kernel.runs * seconds, bound, source)
+
+    def _on_share(self, kernel: Kernel, sms: int, formula: float, measured: tuple[int, ...]) -> float:
+        """One run between the measured shares around ``sms``, or scaled by the formula beyond them."""
+        after = bisect_left(measured, sms)
+        if after == 0:
+            return kernel.alphas[0] * formula
+        best = float("inf")
+        times = zip(measured[: after + 1], kernel.alphas, strict=False)
+        known = [best := min(best, alpha * self._formula(kernel, share)[0]) for share, alpha in times]
+        if after == len(measured):
+            return known[-1] * formula / self._formula(kernel, measured[-1])[0]
+        below, above = measured[after - 1], measured[after]
+        share = math.log(sms / below) / math.log(above / below)
+        return float(known[after - 1] * (known[after] / known[after - 1]) ** share)
 
     def ridge_context(self, decode: DecodeAttention, requests: int, sms: int) -> float:
         """Context tokens from which decode attention of ``requests`` is bound by compute; infinite for never."""
