@@ -26,9 +26,7 @@ def cpu_device(
     """
     if cores < 1:
         raise ValueError(f"cores is {cores}; it must be 1 or more")
-    measured = "measured, from a profile's ceilings"
     bandwidth = bytes_per_s if bytes_per_s is not None else CORE_BYTES_PER_S * cores
-    halved = "; half of it, since launches are counted in 16-bit elements and run in fp32"
     return DeviceSpec(
         name="cpu",
         sms=cores,
@@ -42,17 +40,23 @@ def cpu_device(
         bandwidth_knee_sms=bandwidth_knee_cores or cores,
         sm_granularity=1,
         contention_ceiling=0.13,
-        sources=(
-            ("sms", "the cores that the process may use"),
-            ("bf16_flops", f"{measured if flops is not None else 'assumed'}; the rate in fp32"),
-            ("dram_bytes_per_s", f"{measured if bytes_per_s is not None else 'assumed'}{halved}"),
-            ("memory_bytes", f"the machine's{halved}"),
-            ("l2_bytes", "assumed"),
-            ("link_bytes_per_s, link_latency_s", "assumed: a copy in memory, and a message between processes"),
-            ("bandwidth_knee_sms", "measured" if bandwidth_knee_cores else "assumed: all cores"),
-            ("sm_granularity", "a core"),
-            ("contention_ceiling", "assumed: co-running processes on disjoint cores were slowed by up to 13 %"),
-        ),
+        sources=_sources(flops, bytes_per_s, bandwidth_knee_cores),
+    )
+
+
+def _sources(flops: float | None, bytes_per_s: float | None, knee: int | None) -> tuple[tuple[str, str], ...]:
+    measured = "measured, from a profile's ceilings"
+    halved = "; half of it, since launches are counted in 16-bit elements and run in fp32"
+    return (
+        ("sms", "the cores that the process may use"),
+        ("bf16_flops", f"{measured if flops is not None else 'assumed'}; the rate in fp32"),
+        ("dram_bytes_per_s", f"{measured if bytes_per_s is not None else 'assumed'}{halved}"),
+        ("memory_bytes", f"the machine's{halved}"),
+        ("l2_bytes", "assumed"),
+        ("link_bytes_per_s, link_latency_s", "assumed: a copy in memory, and a message between processes"),
+        ("bandwidth_knee_sms", "measured" if knee else "assumed: all cores"),
+        ("sm_granularity", "a core"),
+        ("contention_ceiling", "assumed: co-running processes on disjoint cores were slowed by up to 13 %"),
     )
 
 

@@ -16,7 +16,7 @@ from profiler.measure import nvml, shares_cuda
 from profiler.measure.device import Sample
 from profiler.measure.green import GreenContexts, ShareError, Side, asked, misplaced
 from profiler.measure.grid import GPU, Group, Target, Variant
-from profiler.measure.shares_cuda import CudaDevice, device_name, fitting
+from profiler.measure.shares_cuda import CudaDevice, Ready, device_name, fitting
 
 TINY = profiler.model("tiny")
 
@@ -114,6 +114,7 @@ class FakeRuntime:
             uuid="5f3c",
         )
         self.uncovered = uncovered
+        self.events = ""
         self.log: list[tuple[Any, ...]] = []
 
     def stream(self, address: int | None = None) -> Any:
@@ -128,14 +129,18 @@ class FakeRuntime:
         self.log.append(("capture", stream.address, count))
         return Graph(calls=count, stream=stream, result=call)
 
-    def seconds(self, graph: Any, replays: int) -> float:
+    def seconds(self, graph: Any, replays: int, warm: bool) -> float:
         self.log.append(("alone", graph.stream.address))
         return 1e-4
 
-    def seconds_beside(self, graph: Any, replays: int, beside: Any, others: int) -> tuple[float, bool]:
+    def seconds_beside(self, graph: Any, replays: int, warm: bool, beside: Any, others: int) -> tuple[float, bool]:
         self.log.append(("beside", graph.stream.address, beside.stream.address, others))
         self.uncovered -= 1
         return 2e-4, self.uncovered < 0
+
+    def probe(self, first: Any, second: Any) -> None:
+        if self.events == "refused":
+            raise RuntimeError("CUDA error: invalid resource handle\nCompile with")
 
     def replay_and_read(self, graph: Any) -> float:
         return 1.0
@@ -285,6 +290,22 @@ def test_without_green_contexts_co_runs_share_all_sms_and_say_so(refuse: str) ->
     assert sample.seconds == (2e-4,)
 
 
+def test_streams_that_cannot_be_timed_are_not_used() -> None:
+    driver, runtime = FakeDriver(), FakeRuntime()
+    runtime.events = "refused"
+    device = CudaDevice(TINY, runtime, driver)
+    assert device.settings["shares"] == "shared streams: CUDA error: invalid resource handle"
+    assert driver.alive == []
+
+
+def test_long_calls_are_timed_once_a_repeat_and_cover_short_ones(
+    gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu.runtime, "once", lambda call, stream: 0.1)
+    ready = gpu._ready(Target("norm", (4, 64)), Variant(64, Target("copy", (1024,)), 68), {})
+    assert (ready.captured.calls, ready.replays, ready.warm, ready.beside_replays) == (1, 1, False, 2)
+
+
 def test_overlapping_shares_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         __import__("sys").modules, "profiler.measure.smid", SimpleNamespace(sms_of=lambda stream, whole: {1, 2, 3})
@@ -331,4 +352,4 @@ def test_nvml_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nan_marks_a_run_that_was_not_covered(gpu: CudaDevice) -> None:
     gpu.runtime.uncovered = 10**6
     graph = Graph(calls=1, stream=SimpleNamespace(address=1))
-    assert math.isnan(gpu._timed(graph, 1, (graph, 1)))
+    assert math.isnan(gpu._timed(Ready(graph, 1, True, graph, 1)))

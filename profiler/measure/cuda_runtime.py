@@ -43,10 +43,9 @@ class CudaRuntime:
         begin, end = self._event(), self._event()
         torch.cuda.synchronize()  # inputs were made on another stream
         with torch.inference_mode(), torch.cuda.stream(stream):
-            for turn in range(2):
-                call(turn)
+            call(0)
             begin.record(stream)
-            call(2)
+            call(1)
             end.record(stream)
         stream.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
@@ -69,39 +68,46 @@ class CudaRuntime:
             graph.capture_end()
         return Captured(graph, stream, count, result)
 
-    def seconds(self, captured: Captured, replays: int) -> float:
-        """Device seconds of one call, over so many replays after one that is not timed."""
+    def seconds(self, captured: Captured, replays: int, warm: bool) -> float:
+        """Device seconds of one call, over so many replays; ``warm``: after one more that is not timed."""
         begin, end = self._event(), self._event()
-        with torch.cuda.stream(captured.stream):
-            captured.graph.replay()
-            begin.record(captured.stream)
-            for _ in range(replays):
-                captured.graph.replay()
-            end.record(captured.stream)
+        self._replayed(captured, replays, warm, begin, end)
         captured.stream.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls)
 
     def seconds_beside(
-        self, captured: Captured, replays: int, beside: Captured, beside_replays: int
+        self, captured: Captured, replays: int, warm: bool, beside: Captured, beside_replays: int
     ) -> tuple[float, bool]:
-        """The same while ``beside`` runs, and whether it ran from before the first timed replay to after the last."""
+        """The same from when ``beside`` begins, and whether that ran until after the last timed replay."""
         running, ended, begin, end = (self._event() for _ in range(4))
         with torch.cuda.stream(beside.stream):
-            beside.graph.replay()
             running.record(beside.stream)
             for _ in range(beside_replays):
                 beside.graph.replay()
             ended.record(beside.stream)
+        captured.stream.wait_event(running)
+        self._replayed(captured, replays, warm, begin, end)
+        torch.cuda.synchronize()
+        covered = end.elapsed_time(ended) > 0
+        return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls), bool(covered)
+
+    def _replayed(self, captured: Captured, replays: int, warm: bool, begin: Any, end: Any) -> None:
         with torch.cuda.stream(captured.stream):
-            captured.stream.wait_event(running)
-            captured.graph.replay()
+            if warm:
+                captured.graph.replay()
             begin.record(captured.stream)
             for _ in range(replays):
                 captured.graph.replay()
             end.record(captured.stream)
-        torch.cuda.synchronize()
-        covered = end.elapsed_time(ended) > 0
-        return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls), bool(covered)
+
+    def probe(self, first: Any, second: Any) -> None:
+        """Does on two streams all that timing does there. RuntimeError where the driver will not have it."""
+        values = torch.zeros(1 << 20, device=self.device)
+        for stream in (first, second):
+            self.once(lambda turn: values.add_(1), stream)
+        one, other = (self.capture(lambda turn: values.add_(1), 1, stream) for stream in (first, second))
+        self.seconds_beside(one, 1, True, other, 1)
+        self.seconds_beside(other, 1, True, one, 1)
 
     def replay_and_read(self, captured: Captured) -> float:
         """Host seconds from starting a graph of one call until its result has been read."""

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,11 +26,24 @@ GRAPH_S = 2e-3
 """A graph holds calls for about this long, so that starting it does not count."""
 
 SAMPLE_S = 5e-3
+WARM_S = 4e-3
+"""A graph shorter than this is replayed once before it is timed; in a longer one the start does not count."""
+
 MOST_CALLS = 256
 MARGIN = 2.0
 """A co-runner is given this many times the work that would last as long as what is timed beside it."""
 
 TRIES = 5
+
+
+class Ready(NamedTuple):
+    """A point about to be timed: its graph and replays, and those of the other side."""
+
+    captured: Captured
+    replays: int
+    warm: bool
+    beside: Captured | None = None
+    beside_replays: int = 0
 
 
 class CudaDevice:
@@ -92,7 +105,7 @@ class CudaDevice:
         return found
 
     def _in_turns(self, group: Group, repeats: int) -> Iterator[Sample]:
-        ready: dict[Variant, tuple[Captured, int, tuple[Captured, int] | None]] = {}
+        ready: dict[Variant, Ready] = {}
         failed: dict[Variant, str] = {}
         calls: dict[Target, Any] = {}
         for variant in group.variants:
@@ -102,8 +115,8 @@ class CudaDevice:
                 failed[variant] = " ".join(str(error).split())[:300]
         times: dict[Variant, list[float]] = {variant: [] for variant in ready}
         for _ in range(repeats):
-            for variant, (captured, replays, beside) in ready.items():
-                times[variant].append(self._timed(captured, replays, beside))
+            for variant, prepared in ready.items():
+                times[variant].append(self._timed(prepared))
         for variant, seconds in times.items():
             if any(math.isnan(value) for value in seconds):
                 failed[variant] = "the other side of the co-run ended first, however much of it was queued"
@@ -111,35 +124,35 @@ class CudaDevice:
                 yield Sample(group.target, variant, tuple(seconds))
         yield from (Sample(group.target, variant, (), failed=why) for variant, why in failed.items())
 
-    def _ready(
-        self, target: Target, variant: Variant, calls: dict[Target, Any]
-    ) -> tuple[Captured, int, tuple[Captured, int] | None]:
+    def _ready(self, target: Target, variant: Variant, calls: dict[Target, Any]) -> Ready:
         """Graphs of both sides and their replays, the other's as many as outlast the own ones."""
         own, other = self.streams[variant.sms, variant.beside_sms]
         captured, seconds = self._captured(target, own, calls)
-        replays = max(1, math.ceil(SAMPLE_S / (seconds * captured.calls)))
+        replays = max(1, math.ceil(SAMPLE_S / seconds))
+        ready = Ready(captured, replays, warm=seconds < WARM_S)
         if variant.beside is None:
-            return captured, replays, None
+            return ready
         beside, beside_seconds = self._captured(variant.beside, other, calls)
-        span = (replays + 1) * captured.calls * seconds * MARGIN
-        return captured, replays, (beside, 2 + math.ceil(span / (beside_seconds * beside.calls)))
+        span = (replays + ready.warm) * seconds * MARGIN
+        return ready._replace(beside=beside, beside_replays=math.ceil(span / beside_seconds))
 
     def _captured(self, target: Target, stream: Any, calls: dict[Target, Any]) -> tuple[Captured, float]:
-        """A graph of one side, and device seconds of a call in it."""
+        """A graph of one side, and its device seconds."""
         if target not in calls:
             calls[target] = self.bench.call(target)
         first = self.runtime.once(calls[target], stream)
         count = min(MOST_CALLS, max(1, math.ceil(GRAPH_S / max(first, 1e-6))))
         captured = self.runtime.capture(calls[target], count, stream)
-        return captured, self.runtime.seconds(captured, 1)
+        # One long call needs no second look; of short ones the first measured the host's pace.
+        return captured, first if count == 1 else count * self.runtime.seconds(captured, 1, True)
 
-    def _timed(self, captured: Captured, replays: int, beside: tuple[Captured, int] | None) -> float:
+    def _timed(self, ready: Ready) -> float:
         """Seconds of a call; NaN where the co-runner could not be kept busy."""
+        captured, replays, warm, beside, others = ready
         if beside is None:
-            return float(self.runtime.seconds(captured, replays))
-        other, others = beside
+            return float(self.runtime.seconds(captured, replays, warm))
         for _ in range(TRIES):
-            seconds, covered = self.runtime.seconds_beside(captured, replays, other, others)
+            seconds, covered = self.runtime.seconds_beside(captured, replays, warm, beside, others)
             if covered:
                 return float(seconds)
             others *= 2
@@ -162,7 +175,7 @@ class CudaDevice:
         for _ in range(repeats):
             wall.append(self.runtime.replay_and_read(step) if step else self.runtime.launch(call, stream))
             for times, (graph, runs) in zip(taken, graphs, strict=True):
-                times.append(runs * self.runtime.seconds(graph, 1))
+                times.append(runs * self.runtime.seconds(graph, 1, True))
         return Sample(target, variant, host_seconds(wall, taken))
 
 
@@ -186,10 +199,12 @@ def _pairs(driver: Any, runtime: Any, whole: int) -> tuple[GreenContexts | None,
     try:
         contexts = GreenContexts(driver, runtime.device.index or 0)
         found = [contexts.split(size) for size in asked(whole)]
+        for first, second in found:
+            runtime.probe(runtime.stream(first.stream), runtime.stream(second.stream))
     except (ShareError, AttributeError, RuntimeError) as error:
         if contexts is not None:
             contexts.close()
-        return None, [], f"shared streams: {error}"
+        return None, [], f"shared streams: {str(error).splitlines()[0]}"
     pairs = list({(a.sms, b.sms): (a, b) for a, b in reversed(found)}.values())[::-1]
     where = _placement(pairs, runtime, whole)
     if where.startswith("shared"):
