@@ -24,12 +24,13 @@ from profiler.structure import AXES, Floats
 from profiler.work import Work
 
 ASSUMED_BANDWIDTH = {
-    "A100-80G": (16.0, 1.0),
-    "H100": (30.0, 1.5),
-    "H200": (43.0, 1.5),
+    "A100-80G": (18.0, 1.0),
+    "H100": (34.0, 1.5),
+    "H200": (49.0, 1.5),
 }
-"""(N_d, sharpness) of decode's slowdown by SMs, fitted to curves of an A100 and an H800 (docs/accuracy.md); the H200's
-knee is moved by its bandwidth as its specification's is. Elsewhere the A100's shape with the knee scaled alike."""
+"""(N_d, sharpness) by which decode slows down on fewer SMs, fitted to curves of an A100 and an H800 by
+benchmarks/bandwidth.py; the H200's knee is moved by its bandwidth as its specification's is. Elsewhere the A100's shape
+with the knee scaled alike."""
 
 RATIO_DIGITS = 3
 
@@ -162,7 +163,7 @@ def _bandwidth(profile: Profile, device: DeviceSpec) -> Bandwidth:
         rates = (copies["bytes"] / copies["latency_s"]).groupby(copies["sms"]).max()
         return _curve_through(rates.index.to_numpy(dtype=np.float64), rates.to_numpy(dtype=np.float64), device)
     scale = device.bandwidth_knee_sms / 30
-    knee, sharpness = ASSUMED_BANDWIDTH.get(device.name, (16.0 * scale, 1.0))
+    knee, sharpness = ASSUMED_BANDWIDTH.get(device.name, (18.0 * scale, 1.0))
     return Bandwidth(knee, sharpness)
 
 

@@ -8,7 +8,6 @@ parts, each kept in a table. ``KernelClock`` is the formula; nothing else comput
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeVar
 
 from profiler.kernels import Chunks, Kernel, Shard
@@ -87,6 +86,7 @@ class StepTable:
         "_calibration",
         "_clock",
         "_decode",
+        "_decode_kernels",
         "_decode_passes",
         "_head_costs",
         "_head_kernels",
@@ -112,6 +112,7 @@ class StepTable:
         self._attention: list[dict[Chunks, _Times]] = [{} for _ in shares]
         self._decode: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
         self._decode_passes: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
+        self._decode_kernels: dict[int, list[Kernel]] = {}
         self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
         self._head_kernels: dict[int, list[Kernel]] = {}
         self._layer_costs: dict[int, tuple[_Cost, _Cost]] = {}
@@ -268,19 +269,30 @@ class StepTable:
 
     def _add_decode(self, requests: int, sms: int) -> tuple[list[float], list[_Segment]]:
         """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
-        whole = self._shard.attention_decode(requests, requests)
-        knots = [requests, *self._contexts(whole, sms)]
-        knots.append(2 * knots[-1])
+        points = self._decode_points(requests, sms)
+        time = self._clock.time
+        times = [time(kernel, sms) for kernel in points]
         segments = []
-        for first, last in pairwise(knots):
-            one, middle, two = (self._decode_time(whole, at, sms) for at in (first, (first + last) / 2, last))
-            a_token = (two.seconds - one.seconds) / (last - first)
-            at_zero = one.seconds - a_token * first
-            moves = middle.bound == "dram"
+        for first, last, one, two in zip(points, points[1:], times, times[1:], strict=False):
+            a_token = (two.seconds - one.seconds) / (last.size - first.size)
+            at_zero = one.seconds - a_token * first.size
+            moves = two.bound == "dram"
             segments.append(
-                _Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, middle.source)
+                _Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, two.source)
             )
-        return _put(self._decode[sms], requests, (knots[:-1], segments))
+        return _put(self._decode[sms], requests, ([kernel.size for kernel in points[:-1]], segments))
+
+    def _decode_points(self, requests: int, sms: int) -> list[Kernel]:
+        """Decode attention at its knots: the least context, those that are known, and one beyond."""
+        known = self._decode_kernels.get(requests)
+        if known is None:
+            attention = self._shard.attention_decode
+            whole = attention(requests, requests)
+            contexts = [requests, *self._contexts(whole, sms)]
+            known = self._calibrated([attention(requests, context) for context in (*contexts, 2 * contexts[-1])])
+            if self._calibration is not None:
+                _put(self._decode_kernels, requests, known)
+        return known
 
     def _add_decode_pass(self, requests: int, context: int, sms: int) -> tuple[list[float], list[_Segment]]:
         if requests < 1 or context < requests:
@@ -309,10 +321,6 @@ class StepTable:
             return [knot for knot in self._calibration.context_knots(decode) if knot > requests]
         crossing = self._clock.ridge_context(self._shard.decode_attention, requests, sms)
         return [crossing] if requests < crossing < float("inf") else []
-
-    def _decode_time(self, decode: Kernel, context: float, sms: int) -> KernelTime:
-        kernel = self._shard.attention_decode(decode.dims[0], context)
-        return self._clock.time(self._calibrated([kernel])[0], sms)
 
     def _add_layer_cost(self, tokens: int, work: Work) -> tuple[_Cost, _Cost]:
         layer, embedding = self._kernels(tokens, work)
