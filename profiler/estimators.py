@@ -17,6 +17,7 @@ from scipy.spatial import Delaunay, QhullError
 from sklearn.base import BaseEstimator, RegressorMixin  # type: ignore[import-untyped]
 from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from profiler.calibration import MeasuredPoints, OpCalibration
 from profiler.kerneltime import KernelClock
@@ -202,7 +203,9 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             random_state=self.seed,
         )
         table = features(self.op, shapes, base, self._device())
-        return 0.0, Trees.of(model.fit(table, target), table)
+        # Threads that wait for each other after every leaf cost more than they gain, beside other programs many times.
+        with threadpool_limits(1, user_api="openmp"):
+            return 0.0, Trees.of(model.fit(table, target), table)
 
     def _points(
         self,

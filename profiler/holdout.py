@@ -86,7 +86,7 @@ def splits(op: str, rows: pd.DataFrame, device: DeviceSpec, seed: int = 0) -> di
     if len(rows) < FEW_ROWS:
         folds = min(FOLDS, count)
         name = "leave one out" if folds == count else f"{folds}-fold"
-        return {name: [np.isin(groups, order[fold::folds]) for fold in range(folds)] if count > 1 else []}
+        return {name: [np.isin(groups, order[fold::folds]) for fold in range(folds)]} if count > 1 else {}
     held: dict[str, list[Mask]] = {RANDOM: [np.isin(groups, order[: round(0.2 * count)])]}
     if op == "gemm":
         pairs = rows.groupby(["n", "k"], sort=False).ngroup().to_numpy()
@@ -103,7 +103,7 @@ def compare(
     device: DeviceSpec,
     *,
     ops: Sequence[str] | None = None,
-    only: Sequence[str] | None = None,
+    quick: bool = False,
     bandwidth: Floats | None = None,
     keep_points: bool = False,
     seed: int = 0,
@@ -111,7 +111,7 @@ def compare(
 ) -> list[Errors]:
     """Errors of every candidate on every split of every op that has rows enough.
 
-    ops, only: which ops, and which splits; all by default. bandwidth, keep_points: of our own estimator.
+    ops: which ones, all by default. quick: the first split alone. bandwidth, keep_points: of our own estimator.
     """
     found = []
     for op in ops if ops is not None else AXES:
@@ -119,9 +119,7 @@ def compare(
         if len(rows) < FEWEST_ROWS:
             continue
         estimators = candidates(op, device, bandwidth=bandwidth, keep_points=keep_points)
-        for split, masks in splits(op, rows, device, seed).items():
-            if not masks or (only is not None and split not in only):
-                continue
+        for split, masks in list(splits(op, rows, device, seed).items())[: 1 if quick else None]:
             for name, estimator in estimators.items():
                 if progress is not None:
                     progress(f"{op}, {split}: {name}")
