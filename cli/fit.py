@@ -20,6 +20,10 @@ INFO = "Show this latency model, and fit nothing."
 SHORT = {"calibrated roofline": "calibrated", "random forest": "forest", "log interpolation": "interpolation"}
 """Names of the estimators above columns."""
 
+LEGEND = """errors: median/90th percentile of |predicted / measured - 1| in percent, over rows
+not fitted to; spread: median scatter of repeated measurements, percent;
+wide: products with n and k of 1024 or more"""
+
 
 def fit(
     profiles: Annotated[list[Path] | None, typer.Argument(help=PROFILES)] = None,
@@ -142,8 +146,7 @@ def described(model: DeviceCalibration) -> str:
     parts += _errors(model.holdout, "split", "held out") or ["errors: not stated, or too few rows to hold any out"]
     parts += _errors(model.learning_curve, "fitted", "samples")
     if model.holdout:
-        parts.append("errors: median/90th percentile of |predicted / measured - 1| in percent, of rows that\n"
-                     "were not fitted to; spread: what repeated measurements scatter by, median")  # fmt: skip
+        parts.append(LEGEND)
     return "\n\n".join(parts)
 
 
@@ -199,15 +202,16 @@ def _errors(rows: Sequence[Mapping[str, Any]], by: str, heading: str) -> list[st
     for op in dict.fromkeys(row["op"] for row in rows):
         mine = [row for row in rows if row["op"] == op]
         names = list(dict.fromkeys(row["estimator"] for row in mine))
+        repeated = any(row["spread"] is not None for row in mine)
         lines = []
         for label in dict.fromkeys((row[by], row["subset"]) for row in mine):
             found = {row["estimator"]: row for row in mine if (row[by], row["subset"]) == label}
             one = next(iter(found.values()))
             what = f"{label[0]:,}" if isinstance(label[0], int) else str(label[0])
-            what += "" if label[1] == "all" else f", {label[1]}"
+            what += "" if label[1] == "all" else ", wide"
             cells = [_shown(found[name]) if name in found else "-" for name in names]
-            lines.append([what, f"{one['rows']:,}", *cells, number(one["spread"], 100, 2)])
-        head = [f"{op}: {heading}", "rows", *(SHORT.get(name, name) for name in names), "spread"]
+            lines.append([what, f"{one['rows']:,}", *cells, *([number(one["spread"], 100, 2)] if repeated else [])])
+        head = [f"{op}: {heading}", "rows", *(SHORT.get(name, name) for name in names), *(["spread"] * repeated)]
         tables.append(table(head, lines))
     return tables
 

@@ -15,7 +15,7 @@ from typing import TextIO
 
 import typer
 
-from cli import catalogue, demo, plot, policies, profile, profiles, simulate, sweep, traces
+from cli import catalogue, demo, fit, plot, policies, profile, profiles, simulate, sweep, traces
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -35,6 +35,7 @@ app.command("sweep")(sweep.sweep)
 app.command("plot")(plot.plot)
 app.command("profile")(profile.profile)
 app.add_typer(profiles.app, name="profiles")
+app.command("fit")(fit.fit)
 app.command("policies")(policies.policies)
 app.command("models")(catalogue.models)
 app.command("devices")(catalogue.devices)
