@@ -54,7 +54,7 @@ class KernelClock:
         seconds, bound = self._formula(kernel, sms)
         source = kernel.source
         measured = self.shares.get(kernel.op, ())
-        if len(measured) < 2 or kernel.kind == "link":
+        if len(kernel.alphas) < 2 or kernel.kind == "link":
             seconds *= kernel.alphas[-1]
             if sms < self.device.sms and source != "roofline" and kernel.kind != "link":
                 source = "extrapolated"
