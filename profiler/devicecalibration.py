@@ -51,10 +51,17 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """By how much a co-runner that draws all of the DRAM slows DRAM-bound work of a decoding or a prefilling launch."""
+    """By how much a co-runner slows a launch that decodes, or one that only prefills.
+
+    decode, prefill: the most that DRAM-bound work loses, to one that draws all of the DRAM.
+    decode_any, prefill_any: what a launch loses to any co-runner, as clocks and caches are shared.
+    table: the measured co-runs.
+    """
 
     decode: float
     prefill: float = 0.0
+    decode_any: float = 0.0
+    prefill_any: float = 0.0
     origin: Origin = "assumed"
     table: tuple[Mapping[str, float], ...] = ()
 

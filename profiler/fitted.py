@@ -24,9 +24,9 @@ class FittedModel(KernelSumModel):
         calibration = ShardCalibration(self.calibration)
         return StepTable(shard, calibration.clock, calibration)
 
-    @property
-    def _contention_ceilings(self) -> tuple[float, float]:
-        return self.calibration.contention.decode, self.calibration.contention.prefill
+    def _contention(self, decodes: bool) -> tuple[float, float]:
+        found = self.calibration.contention
+        return (found.decode_any, found.decode) if decodes else (found.prefill_any, found.prefill)
 
 
 def fitted(

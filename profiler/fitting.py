@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
+from scipy.optimize import lsq_linear, minimize
 
 from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
@@ -229,20 +229,22 @@ def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -
         table.append({"decodes": float(row["kernel"] == "decode_layers"), "sms": sms, "beside_sms": other_sms,
                       "tokens": float(_work(row).new_tokens), "beside_tokens": float(other.new_tokens),
                       "slowdown": slowdown})  # fmt: skip
-    return Contention(
-        decode=_slope(pairs["decode_layers"]),
-        prefill=_slope(pairs["prefill_layers"]),
-        origin="measured",
-        table=tuple(table),
-    )
+    decode_any, decode = _losses(pairs["decode_layers"])
+    prefill_any, prefill = _losses(pairs["prefill_layers"])
+    return Contention(decode, prefill, decode_any, prefill_any, "measured", tuple(table))
 
 
-def _slope(pairs: list[tuple[float, float]]) -> float:
-    """Least squares through the origin, no less than 0."""
+def _losses(pairs: list[tuple[float, float]]) -> tuple[float, float]:
+    """(loss to any co-runner, loss of DRAM-bound work to one that draws all) by least squares; both 0 to 1.
+
+    Two that share DRAM fairly take at most twice as long, so neither loss is above 1.
+    """
     if not pairs:
-        return 0.0
-    x, y = np.array(pairs).T
-    return max(0.0, float(x @ y / max(x @ x, 1e-12)))
+        return 0.0, 0.0
+    drawn, slowdown = np.array(pairs).T
+    found = lsq_linear(np.column_stack([np.ones(len(drawn)), drawn]), slowdown, bounds=(0.0, 1.0))
+    anyway, ceiling = found.x.tolist()
+    return anyway, ceiling
 
 
 def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:

@@ -52,10 +52,10 @@ class KernelSumModel:
     @abstractmethod
     def _make_table(self, shard: Shard) -> StepTable: ...
 
-    @property
     @abstractmethod
-    def _contention_ceilings(self) -> tuple[float, float]:
-        """By how much a saturating co-runner slows DRAM-bound work: of a launch that decodes, of one that prefills."""
+    def _contention(self, decodes: bool) -> tuple[float, float]:
+        """What a launch that decodes, or one that only prefills, loses beside another: (to any, of its DRAM-bound
+        time to one that draws all of the DRAM)."""
         ...
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,7 +67,8 @@ class KernelSumModel:
 
         Beside other work, DRAM-bound kernels are slowed by 1 + ceiling * s, where s is the share of the DRAM's peak
         that ``beside`` draws when alone: min(1, bytes / seconds / D_peak). The ceiling of launches that only prefill
-        is 0 until measured (paper, section 3.2). Transfers are not slowed, and slow nobody.
+        is 0 until measured (paper, section 3.2), as is what all kernels lose to any co-runner. Transfers are not
+        slowed, and slow nobody.
         Where ``sms`` and ``beside_sms`` exceed the device together, the two take turns on the SMs they share, as if
         each had floor(its SMs * N / sum) of its own, at least one.
         """
@@ -157,8 +158,8 @@ class KernelSumModel:
             sms = sms * total // both or 1
             beside_sms = beside_sms * total // both or 1
         seconds, dram_seconds, source = self._table.launch(work, sms)
-        decode_ceiling, prefill_ceiling = self._contention_ceilings
-        ceiling = decode_ceiling if work.decode_requests else prefill_ceiling
+        anyway, ceiling = self._contention(work.decode_requests > 0)
+        seconds *= 1 + anyway
         if not ceiling:
             return seconds, source
         share = self._beside_shares.get((beside, beside_sms))

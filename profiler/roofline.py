@@ -61,9 +61,8 @@ class RooflineModel(KernelSumModel):
         }
         return StepTable(shard, KernelClock(device, flops, sharp_bandwidth(device, shares.bandwidth)))
 
-    @property
-    def _contention_ceilings(self) -> tuple[float, float]:
-        return self.device.contention_ceiling, 0.0
+    def _contention(self, decodes: bool) -> tuple[float, float]:
+        return 0.0, self.device.contention_ceiling if decodes else 0.0
 
     def settings(self) -> dict[str, Any]:
         """Everything that makes this model, as JSON types; ``from_settings`` makes it again."""
