@@ -126,6 +126,8 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: pd.DataFrame, y: Any) -> Self:
         device = self._device()
         shapes, seconds = shapes_of(self.op, X), np.asarray(y, dtype=np.float64)
+        if self.op == "gemm" and (shapes["dtype_bytes"] < 2).any():
+            device.peak_flops("fp8")  # refuses a device that has none
         sms = self._sms(X)
         shares = tuple(int(share) for share in np.unique(sms))
         widest = sms == shares[-1]
