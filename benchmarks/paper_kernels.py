@@ -14,7 +14,6 @@ import gzip
 import math
 import statistics
 import sys
-import timeit
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -185,41 +184,6 @@ def _rows(shared: Path, name: str, kind: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def speeds() -> dict[str, float]:
-    """Seconds a call, the best of 20 rounds of 1,000."""
-    model = llama_on_a100()
-    prefill = Work(prefill=((2048, 0),), layers=4, head=False)
-    steps = [Work(decode_requests=32, decode_context_tokens=32_000 + step) for step in range(1000)]
-    hybrids = (
-        Work(prefill=((1000, cached),), decode_requests=24, decode_context_tokens=24_000 + cached)
-        for cached in range(1_000_000)
-    )
-
-    def alone() -> None:
-        for step in steps:
-            model.estimate(step, 108)
-
-    def beside() -> None:
-        for step in steps:
-            model.estimate(step, 54, prefill, 54)
-
-    def hybrid() -> None:
-        for step, _ in zip(hybrids, range(1000), strict=False):
-            model.estimate(step, 108)
-
-    def cost() -> None:
-        for step in steps:
-            model.cost(step)
-
-    calls = {
-        "decode step": alone,
-        "decode step beside a prefill": beside,
-        "hybrid step, each of a new shape (making its Work included)": hybrid,
-        "cost of a decode step": cost,
-    }
-    return {name: min(timeit.repeat(call, number=1, repeat=20)) / 1000 for name, call in calls.items()}
-
-
 def cpu_name() -> str:
     """The CPU as the kernel names it."""
     path = Path("/proc/cpuinfo")
@@ -330,8 +294,6 @@ def main() -> None:
     if (shared / "profiles").is_dir():
         print_measured(shared)
     print_rtx4090(shared)
-    rows = [(name, f"{1e6 * seconds:.2f}") for name, seconds in speeds().items()]
-    table(f"Microseconds a call ({cpu_name()}, one core)", ("call", "us"), rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Devices, models, kernels, and how long a launch takes. Imports nothing else of this project."""
 
+from profiler.fitted import FittedModel, fitted
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, LatencyModel, Source
@@ -15,6 +16,7 @@ __all__ = [
     "DeviceSpec",
     "Efficiencies",
     "Estimate",
+    "FittedModel",
     "Kernel",
     "KernelTime",
     "LatencyModel",
@@ -24,6 +26,7 @@ __all__ = [
     "Source",
     "Work",
     "device",
+    "fitted",
     "model",
     "roofline",
 ]

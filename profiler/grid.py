@@ -50,6 +50,16 @@ class Grid:
 
     def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
         """(alphas, source) between the knots around ``at``; a knot's own where it is one."""
+        single, sources = self._single, self.sources
+        if single is not None and len(self._varying) == 1:
+            place, axis, _ = self._varying[0]
+            low, share = axis.place(at[place])
+            log, source = single[low], sources[low]
+            if share:
+                log += share * (single[low + 1] - log)
+                if source != "extrapolated":
+                    source = "extrapolated" if sources[low + 1] == "extrapolated" else "interpolated"
+            return (math.exp(log),), source
         corners = [(0, 1.0)]
         for place, axis, stride in self._varying:
             low, share = axis.place(at[place])
@@ -61,11 +71,9 @@ class Grid:
                 ]
             elif start:
                 corners = [(index + start, weight) for index, weight in corners]
-        sources = self.sources
         source = sources[corners[0][0]]
         if len(corners) > 1 and source != "extrapolated":
             source = "extrapolated" if sources[corners[-1][0]] == "extrapolated" else "interpolated"
-        single = self._single
         if single is not None:
             log = 0.0
             for index, weight in corners:
@@ -74,3 +82,10 @@ class Grid:
         shares = range(len(self.values[0]))
         logs = [sum([weight * self.values[index][share] for index, weight in corners]) for share in shares]
         return tuple(map(math.exp, logs)), source
+
+    def line(self, first: float) -> Grid:
+        """The grid along its second axis, at the knot of the first nearest to ``first``; of others at their first."""
+        knots = self.axes[0].knots
+        start = min(range(len(knots)), key=lambda index: abs(knots[index] - first)) * self.strides[0]
+        places = range(start, start + self.strides[0], self.strides[1])
+        return Grid([self.axes[1]], [self.values[place] for place in places], [self.sources[place] for place in places])

@@ -43,7 +43,7 @@ _VARYING = {"all_reduce": "bytes", "gemm": "m"}
 class ShardCalibration:
     """Gives kernels the alphas that a device's measurements imply. One for each model, as its tables are."""
 
-    __slots__ = ("_clock", "_defaults", "_grids", "_mixed", "_ops")
+    __slots__ = ("_clock", "_defaults", "_grids", "_lines", "_mixed", "_ops")
 
     def __init__(self, calibration: DeviceCalibration) -> None:
         unmeasured = calibration.unmeasured
@@ -56,6 +56,7 @@ class ShardCalibration:
             "link": (1.0,),
         }
         self._grids: dict[tuple[object, ...], Grid] = {}
+        self._lines: dict[tuple[int, ...], Grid] = {}
         mixed = calibration.mixed
         self._mixed = None if mixed is None else mixed.grid()
 
@@ -67,21 +68,23 @@ class ShardCalibration:
         """``kernel`` with measured alphas, or the assumed efficiency of its kind where its op was not measured."""
         op = self._ops.get(kernel.op)
         if op is None:
-            return kernel._replace(alphas=self._defaults[kernel.kind])
+            return Kernel(*kernel[:-2], self._defaults[kernel.kind], kernel.source)
         if kernel.op == "attention_prefill":
-            alphas, source = self._prefill_grid(op, kernel).alphas(_typical(kernel.chunks, op.prefixed))
+            alphas, source = self._prefill(op, kernel)
         elif kernel.op == "attention_decode":
             alphas, source = self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
         else:
             alphas, source = self._curve(op, kernel).alphas((kernel.size,))
-        if kernel.op == "attention_prefill" and not op.prefixed and any(cached for _, cached in kernel.chunks):
-            source = "extrapolated"
-        return kernel._replace(alphas=alphas, source=source)
+        return Kernel(*kernel[:-2], alphas, source)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether mixed attention was measured."""
+        return self._mixed is not None
 
     def mixed_ratio(self, new_tokens: int, requests: int, context: int) -> float:
-        """Attention of prefilling and decoding sequences in one launch over the sum of the two; 1 if not measured."""
-        if self._mixed is None:
-            return 1.0
+        """Attention of prefilling and decoding sequences in one launch over the sum of the two, where measured."""
+        assert self._mixed is not None
         return self._mixed.alphas((new_tokens, requests, context / requests))[0][0]
 
     def token_knots(self) -> list[int]:
@@ -114,6 +117,20 @@ class ShardCalibration:
             knots = ROW_KNOTS if op.op == "gemm" else SIZE_KNOTS
             found = self._grids[key] = self._grid(op, {varying: knots}, fixed)
         return found
+
+    def _prefill(self, op: OpCalibration, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
+        if op.prefixed or len(kernel.chunks) > 1:
+            alphas, source = self._prefill_grid(op, kernel).alphas(_typical(kernel.chunks, op.prefixed))
+            outside = not op.prefixed and any(cached for _, cached in kernel.chunks)
+            return alphas, "extrapolated" if outside else source
+        # One sequence without a measured prefix, the usual launch, needs one line of the grid.
+        line = self._lines.get(kernel.dims)
+        if line is None:
+            line = self._lines[kernel.dims] = self._prefill_grid(op, kernel).line(1.0)
+        new, cached = kernel.chunks[0]
+        if not cached:
+            return line.alphas((new,))
+        return line.alphas((math.sqrt(new * new + 2.0 * new * cached),))[0], "extrapolated"
 
     def _prefill_grid(self, op: OpCalibration, kernel: Kernel) -> Grid:
         key = (op.op, kernel.dims)

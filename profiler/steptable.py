@@ -28,6 +28,11 @@ class Calibration(Protocol):
 
     def calibrated(self, kernel: Kernel) -> Kernel: ...
 
+    @property
+    def mixes(self) -> bool:
+        """Whether ``mixed_ratio`` is known."""
+        ...
+
     def mixed_ratio(self, new_tokens: int, requests: int, context: int) -> float:
         """Attention of prefilling and decoding sequences in one launch over the sum of the two."""
         ...
@@ -41,8 +46,8 @@ class Calibration(Protocol):
         ...
 
 
-class _Segment(NamedTuple):
-    """Decode attention of one layer from a context on: seconds, and those bound by DRAM, linear in the context."""
+class Segment(NamedTuple):
+    """Decoding from a context on: seconds, and those bound by DRAM, linear in the context."""
 
     seconds: float
     seconds_a_token: float
@@ -87,7 +92,6 @@ class StepTable:
         "_clock",
         "_decode",
         "_decode_kernels",
-        "_decode_passes",
         "_head_costs",
         "_head_kernels",
         "_heads",
@@ -95,6 +99,7 @@ class StepTable:
         "_layer_costs",
         "_layer_kernels",
         "_layers",
+        "_mixed_ratio",
         "_model_layers",
         "_shard",
     )
@@ -104,14 +109,14 @@ class StepTable:
         self._shard = shard
         self._clock = clock
         self._calibration = calibration
+        self._mixed_ratio = calibration.mixed_ratio if calibration is not None and calibration.mixes else None
         self._model_layers = shard.model.layers
         # Rows of experts change elsewhere than tokens do.
         self._knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
         self._layers: list[dict[int, tuple[_Times, _Times]]] = [{} for _ in shares]
         self._heads: list[dict[int, _Times]] = [{} for _ in shares]
         self._attention: list[dict[Chunks, _Times]] = [{} for _ in shares]
-        self._decode: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
-        self._decode_passes: list[dict[int, tuple[list[float], list[_Segment]]]] = [{} for _ in shares]
+        self._decode: list[dict[int, tuple[list[float], list[Segment]]]] = [{} for _ in shares]
         self._decode_kernels: dict[int, list[Kernel]] = {}
         self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
         self._head_kernels: dict[int, list[Kernel]] = {}
@@ -155,8 +160,8 @@ class StepTable:
             dram += times[1]
             for chunk in prefill:
                 tokens += chunk[0]
-            if rows and self._calibration is not None:
-                ratio = self._calibration.mixed_ratio(tokens - rows, rows, context)
+            if rows and self._mixed_ratio is not None:
+                ratio = self._mixed_ratio(tokens - rows, rows, context)
                 seconds *= ratio
                 dram *= ratio
             rows += len(prefill)
@@ -178,16 +183,28 @@ class StepTable:
             source,
         )
 
-    def decode_pass(self, requests: int, context: int, sms: int) -> tuple[float, Source]:
-        """(seconds, source) of a whole pass that only decodes, alone: one look-up, as most steps of a run are such.
+    def decode_pass(self, work: Work, sms: int) -> tuple[list[float], list[Segment]]:
+        """Whole passes that decode as many requests as ``work``: pieces linear in the context, and where they begin.
 
         Raises ValueError as ``launch`` does.
         """
-        starts, segments = self._decode_passes[sms].get(requests) or self._add_decode_pass(requests, context, sms)
-        if context < requests:
-            raise _bad(Work((), requests, context))
-        segment = segments[-1] if len(starts) == 1 else segments[bisect_right(starts, context) - 1]
-        return segment[0] + context * segment[1], segment[4]
+        requests, context = work.decode_requests, work.decode_context_tokens
+        if requests < 1 or context < requests:
+            raise _bad(work)
+        starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
+        layer, embedding = self._layers[sms].get(requests) or self._add_layer(requests, sms, work)
+        last = self._heads[sms].get(requests) or self._add_head(requests, sms)
+        count = self._model_layers
+        return starts, [
+            Segment(
+                count * (part.seconds + layer.seconds) + embedding.seconds + last.seconds,
+                count * part.seconds_a_token,
+                count * (part.dram + layer.dram_seconds) + embedding.dram_seconds + last.dram_seconds,
+                count * part.dram_a_token,
+                layer.source if layer.seconds >= part.seconds + start * part.seconds_a_token else part.source,
+            )
+            for start, part in zip(starts, segments, strict=True)
+        ]
 
     def cost(self, work: Work) -> tuple[float, float]:
         """(useful FLOPs, DRAM bytes) of a launch on one device. Raises ValueError as ``launch`` does."""
@@ -267,7 +284,7 @@ class StepTable:
         _, seconds, bound, source = self._clock.time(kernel, sms)
         return _put(self._attention[sms], prefill, _Times(seconds, seconds if bound == "dram" else 0.0, source))
 
-    def _add_decode(self, requests: int, sms: int) -> tuple[list[float], list[_Segment]]:
+    def _add_decode(self, requests: int, sms: int) -> tuple[list[float], list[Segment]]:
         """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
         points = self._decode_points(requests, sms)
         time = self._clock.time
@@ -277,9 +294,7 @@ class StepTable:
             a_token = (two.seconds - one.seconds) / (last.size - first.size)
             at_zero = one.seconds - a_token * first.size
             moves = two.bound == "dram"
-            segments.append(
-                _Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, two.source)
-            )
+            segments.append(Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, two.source))
         return _put(self._decode[sms], requests, ([kernel.size for kernel in points[:-1]], segments))
 
     def _decode_points(self, requests: int, sms: int) -> list[Kernel]:
@@ -293,27 +308,6 @@ class StepTable:
             if self._calibration is not None:
                 _put(self._decode_kernels, requests, known)
         return known
-
-    def _add_decode_pass(self, requests: int, context: int, sms: int) -> tuple[list[float], list[_Segment]]:
-        if requests < 1 or context < requests:
-            raise _bad(Work((), requests, context))
-        starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
-        layer, embedding = self._layers[sms].get(requests) or self._add_layer(
-            requests, sms, Work((), requests, context)
-        )
-        last = self._heads[sms].get(requests) or self._add_head(requests, sms)
-        count = self._model_layers
-        passes = [
-            _Segment(
-                count * (part.seconds + layer.seconds) + embedding.seconds + last.seconds,
-                count * part.seconds_a_token,
-                count * (part.dram + layer.dram_seconds) + embedding.dram_seconds + last.dram_seconds,
-                count * part.dram_a_token,
-                layer.source if layer.seconds >= part.seconds + start * part.seconds_a_token else part.source,
-            )
-            for start, part in zip(starts, segments, strict=True)
-        ]
-        return _put(self._decode_passes[sms], requests, (starts, passes))
 
     def _contexts(self, decode: Kernel, sms: int) -> list[float]:
         requests = decode.dims[0]
