@@ -49,8 +49,8 @@ class TreeSettings:
 
 DEFAULTS: dict[str, TreeSettings] = {
     "gemm": TreeSettings(iterations=150, min_leaf=20),
-    "attention_prefill": TreeSettings(iterations=160, learning_rate=0.15),
-    "attention_decode": TreeSettings(iterations=150, min_leaf=5),
+    "attention_prefill": TreeSettings(iterations=140, learning_rate=0.15),
+    "attention_decode": TreeSettings(iterations=120, min_leaf=5),
 }
 """Chosen on the tables of three devices (docs/accuracy.md), the same for all of them; other ops take the class's."""
 
@@ -184,10 +184,11 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return np.full(len(X), self._device().sms, dtype=np.int64)
 
     def _floor(self, shapes: Shapes, seconds: Floats, sms: NDArray[np.int64], widest: NDArray[np.bool_]) -> float:
-        """What the smallest shapes take beyond the formula."""
+        """What the smallest shapes take beyond the formula at the efficiency of the larger ones."""
         base = base_seconds(self.op, _rows(shapes, widest), clock_of(self._device(), None, self.bandwidth), sms[widest])
         smallest = base <= np.quantile(base, FLOOR_ROWS)
-        return max(0.0, float((seconds[widest] - base)[smallest].min()))
+        slowness = max(1.0, float(np.median((seconds[widest] / base)[base >= np.median(base)])))
+        return max(0.0, float((seconds[widest] - slowness * base)[smallest].min()))
 
     def _trend(self, shapes: Shapes, base: Floats, target: Floats) -> tuple[float, Trees | None]:
         if len(target) < self.min_rows:

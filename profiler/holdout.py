@@ -63,8 +63,9 @@ class Errors:
     spread: float | None
 
     def document(self) -> dict[str, Any]:
-        """JSON types."""
-        return asdict(self)
+        """JSON types; errors to a thousandth of a percent."""
+        rounded = {name: round(value, 5) for name, value in asdict(self).items() if isinstance(value, float)}
+        return {**asdict(self), **rounded}
 
 
 def candidates(

@@ -167,6 +167,13 @@ def test_few_rows_have_one_efficiency() -> None:
     assert np.median(np.abs(model.predict(X) / seconds(X) - 1)) < 0.1
 
 
+def test_what_larger_shapes_lack_in_efficiency_is_no_floor() -> None:
+    """Three products, the smallest of which is no small one."""
+    X = products(sizes=(4096,)).tail(3)
+    base = base_seconds("gemm", shapes_of("gemm", X), clock_of(A100), 108)
+    assert CalibratedRoofline("gemm", A100).fit(X, base * 1.6).freeze().floor_s < 1e-9
+
+
 def test_each_dtype_gets_its_trees() -> None:
     h100 = device("H100")
     X = pd.concat([products(sizes=(1024, 2048, 4096)).assign(dtype_bytes=size) for size in (1.0, 2.0)])
