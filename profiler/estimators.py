@@ -241,6 +241,7 @@ class ShapeForest(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: pd.DataFrame, y: Any) -> Self:
         self.forest_ = RandomForestRegressor(self.trees, random_state=self.seed, n_jobs=-1)
         self.forest_.fit(_logarithms(self.op, X), np.log(np.asarray(y, dtype=np.float64)))
+        self.forest_.n_jobs = None  # threads would add the trees up in any order, to sums that differ in the last digit
         return self
 
     def predict(self, X: pd.DataFrame) -> Floats:
