@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint typecheck figures clean
+.PHONY: demo test lint typecheck figures models clean
 
 demo: $(VENV)/.installed
 	$(RUN)/bulletsim demo
@@ -24,6 +24,20 @@ figures: demo
 	    --device A100-80G --slo-ttft-per-token 0.0015 --slo-ttft-floor 3.072 --slo-tpot 0.2 --out out/timeline --force
 	$(RUN)/bulletsim plot timeline out/timeline --out out/timeline/timeline.png
 	cp out/demo/frontier.png out/demo/latency.png out/demo/knees.csv out/timeline/timeline.png docs/figures/
+
+# The fitted models in the package, from kernel tables of the package aiconfigurator-core and, under TABLES, of a vLLM run.
+# On the RTX 4090 the run itself leaves no room for host time (docs/benchmarks.md).
+TABLES ?= ../shared/silicon/vllm_rtx4090_llama31_8b
+models: $(VENV)/.installed-dev
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aic]'
+	$(RUN)/bulletsim profiles import aiconfigurator --device A100-80G --backend sglang --out out/profiles/A100-80G --force
+	$(RUN)/bulletsim profiles import aiconfigurator --device H100 --out out/profiles/H100 --force
+	$(RUN)/bulletsim profiles import aiconfigurator --device H200 --out out/profiles/H200 --force
+	$(RUN)/bulletsim profiles import vllm-tables $(TABLES) --device RTX-4090 --out out/profiles/RTX-4090 --force
+	for device in A100-80G H100 H200; do \
+	    $(RUN)/bulletsim fit out/profiles/$$device --no-points --out profiler/builtin/$$device.json --force || exit; done
+	$(RUN)/bulletsim fit out/profiles/RTX-4090 --no-points --host-pass 0 --host-launch 0 \
+	    --out profiler/builtin/RTX-4090.json --force
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 PROFILES = "Profiles of one device: NAME.parquet, NAME.json, or NAME."
 POINTS = "Fitted parameters only; by default measured points are kept and given back exactly."
+HOST_PASS = "Seconds the host adds to a pass (default: as measured, else 0.00025)."
+HOST_LAUNCH = "Seconds the host adds to a launch (default: as measured, else 0.00005)."
 QUICK = "Errors of one split only, and no error by samples."
 INFO = "Show this latency model, and fit nothing."
 
@@ -30,6 +32,8 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="The latency model to write, a .json.")] = None,
     no_points: Annotated[bool, typer.Option("--no-points", help=POINTS)] = False,
     quick: Annotated[bool, typer.Option("--quick", help=QUICK)] = False,
+    host_pass: Annotated[float | None, typer.Option(help=HOST_PASS)] = None,
+    host_launch: Annotated[float | None, typer.Option(help=HOST_LAUNCH)] = None,
     info: Annotated[Path | None, typer.Option(help=INFO)] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing latency model.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -44,8 +48,11 @@ def fit(
             raise ValueError("--info shows a latency model and fits none; leave profiles and --out out")
         model, path = load_calibration(info), info
     else:
+        for name, value in (("--host-pass", host_pass), ("--host-launch", host_launch)):
+            if value is not None and not 0 <= value < 60:
+                raise ValueError(f"{name} is {value}; give seconds, 0 or more, such as 0.0003")
         profile, path = _read(profiles or [], out, force)
-        model = _fitted(profile, not no_points, quick, quiet or json)
+        model = _with_host(_fitted(profile, not no_points, quick, quiet or json), host_pass, host_launch)
         model.save(path)
     if json:
         print_json({"path": str(path), **summary(model)})
@@ -92,6 +99,15 @@ def _fitted(profile: Profile, keep_points: bool, quick: bool, quiet: bool) -> De
         done = iter(range(steps))
         model = fit_device(profile, keep_points=keep_points, progress=lambda op: tell(next(done), op))
         return _with_errors(model, profile, ops, keep_points, quick, lambda text: tell(next(done), text))
+
+
+def _with_host(model: DeviceCalibration, pass_s: float | None, launch_s: float | None) -> DeviceCalibration:
+    """The model with the host times that were given."""
+    from dataclasses import replace
+
+    given = {"pass_s": pass_s, "launch_s": launch_s}
+    stated = {name: value for name, value in given.items() if value is not None}
+    return replace(model, host=replace(model.host, **stated, origin="stated")) if stated else model
 
 
 def _with_errors(

@@ -18,13 +18,15 @@ from profiler.calibration import OpCalibration
 from profiler.kerneltime import KernelClock
 from profiler.mixed import MixedAttention
 from profiler.specs import DeviceSpec
-from profiler.structure import AXES
+from profiler.structure import AXES, FEATURES_VERSION
 
 FORMAT_VERSION = 1
 """Of the file; a newer one is refused."""
 
+KIND = "bulletsim latency model"
 BUILT_IN = "builtin"
-Origin = Literal["measured", "assumed"]
+Origin = Literal["measured", "assumed", "stated"]
+"""Stated: given by whoever fitted the model, from knowledge that the profile does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,8 @@ class DeviceCalibration:
         """JSON types; :meth:`read` makes it again."""
         return {
             "format": FORMAT_VERSION,
-            "kind": "bulletsim latency model",
+            "kind": KIND,
+            "features": FEATURES_VERSION,
             "device": {**asdict(self.device), "sources": dict(self.device.sources)},
             "provenance": dict(self.provenance),
             "holdout": [dict(row) for row in self.holdout],
@@ -146,12 +149,16 @@ class DeviceCalibration:
     @classmethod
     def read(cls, document: Any) -> Self:
         """Raises ValueError, without the file's name, where ``document`` is none or of a newer format."""
-        if not isinstance(document, dict) or document.get("kind") != "bulletsim latency model":
+        if not isinstance(document, dict) or document.get("kind") != KIND:
             raise ValueError("is no latency model; bulletsim fit writes one")
         written = document.get("format")
         if not isinstance(written, int) or written > FORMAT_VERSION:
             raise ValueError(
                 f"has format {written!r}; this version reads up to {FORMAT_VERSION}: update bulletsim, or fit again"
+            )
+        if document.get("features") != FEATURES_VERSION:
+            raise ValueError(
+                f"has features {document.get('features')!r} and this version knows {FEATURES_VERSION}: fit it again"
             )
         try:
             device = dict(document["device"])

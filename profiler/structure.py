@@ -21,6 +21,9 @@ Floats = NDArray[np.float64]
 Shapes = Mapping[str, Floats]
 """Columns of one op by name; ``dtype_bytes`` is the size of an element of its operands."""
 
+FEATURES_VERSION = 1
+"""Raised whenever :func:`features` changes: trees that split on other features are refused, not misread."""
+
 GEMM_TILES = ((256, 128), (128, 256), (128, 128), (64, 256), (128, 64), (64, 128), (64, 64))
 """(rows, columns) of output tiles that libraries choose from; each gives a shape its own waves."""
 
