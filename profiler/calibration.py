@@ -21,11 +21,14 @@ from profiler.kerneltime import KernelClock
 from profiler.structure import AXES, Floats, Shapes, base_seconds, features
 from profiler.trees import Trees
 
-NEIGHBOURS = 8
+NEIGHBOURS = 16
 """Measured points that a shape between them looks at."""
 
+EXACT = 1e-9
+"""Distance below which a shape is a measured point itself."""
+
 REACH = math.log(2)
-"""Distance (of logarithms of sizes) at which a measured point's own deviation counts half."""
+"""Distance (of logarithms of sizes) at which a measured point's deviation from the trees counts half."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,15 +39,15 @@ class MeasuredPoints:
     shapes: Floats
     residuals: Floats
 
-    def correction(self, op: str, shapes: Shapes) -> Floats:
-        """What neighbours among the points add to log alpha, rows x shares: exact at a point, faded with distance."""
+    def correction(self, op: str, shapes: Shapes, reach: float) -> Floats:
+        """What neighbours among the points add to log alpha, rows x shares: exact at a point, half at ``reach``."""
         asked = coordinates(op, shapes)
         known = coordinates(op, dict(zip(AXES[op], self.shapes.T, strict=True)))
         answer = np.zeros((len(asked), self.residuals.shape[1]))
         for share, residuals in enumerate(self.residuals.T):
             there = np.isfinite(residuals)
             if there.any():
-                answer[:, share] = _weighted(asked, known[there], residuals[there])
+                answer[:, share] = _between(asked, known[there], residuals[there], reach)
         return answer
 
 
@@ -57,18 +60,26 @@ def coordinates(op: str, shapes: Shapes) -> Floats:
     return np.column_stack(columns)
 
 
-def _weighted(asked: Floats, known: Floats, residuals: Floats) -> Floats:
+def _between(asked: Floats, known: Floats, residuals: Floats, reach: float) -> Floats:
+    """Interpolation among the nearest known points, linear along a line of them; it fades with distance from all.
+
+    Radial basis functions |distance| with a constant, which neither overshoot nor need a scale.
+    """
     answer = np.empty(len(asked))
     count = min(NEIGHBOURS, len(known))
     for row, point in enumerate(asked):
         squares = ((known - point) ** 2).sum(axis=1)
         near = np.argpartition(squares, count - 1)[:count]
         least = squares[near].min()
-        if least < 1e-18:
+        if least < EXACT**2:
             answer[row] = residuals[near[squares[near].argmin()]]
             continue
-        weights = 1 / squares[near]
-        answer[row] = (weights @ residuals[near]) / weights.sum() / (1 + least / REACH**2)
+        places = known[near]
+        system = np.ones((count + 1, count + 1))
+        system[:count, :count] = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=2))
+        system[count, count] = 0.0
+        weights = np.linalg.solve(system, np.append(np.sqrt(squares[near]), 1.0))[:count]
+        answer[row] = (weights @ residuals[near]) / (1 + least / reach**2)
     return answer
 
 
@@ -103,7 +114,9 @@ class OpCalibration:
             trend = trend + self.trees.predict(features(self.op, shapes, base, clock.device))
         answer: Floats = trend[:, None] + np.asarray(self.share_log)[None, :]
         if self.points is not None:
-            answer = answer + self.points.correction(self.op, shapes)
+            # A constant trend knows nothing of shapes, so what the nearest points have holds everywhere.
+            reach = math.inf if self.trees is None else REACH
+            answer = answer + self.points.correction(self.op, shapes, reach)
         return answer
 
     def inside(self, shapes: Shapes) -> NDArray[np.bool_]:

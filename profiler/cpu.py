@@ -40,6 +40,7 @@ def cpu_device(
         bandwidth_knee_sms=bandwidth_knee_cores or cores,
         sm_granularity=1,
         contention_ceiling=0.13,
+        tiled=False,
         sources=_sources(flops, bytes_per_s, bandwidth_knee_cores),
     )
 

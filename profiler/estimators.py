@@ -26,6 +26,9 @@ from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats, Shapes, base_seconds, features
 from profiler.trees import Trees
 
+FEW_POINTS = 200
+"""Kept points, fewer than which interpolate better without trees that have learnt from so few."""
+
 FEWEST_TREES = 60
 """Trees of a small profile; with five leaves a row, more only repeat the noise and fill the file."""
 
@@ -92,7 +95,8 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     op, device: what is predicted, and on what. bandwidth: DRAM bytes/s by SMs, None for the sharp knee.
     iterations, leaves, depth, learning_rate, min_leaf: of the trees that learn the efficiency over shapes; None for
         the op's of ``DEFAULTS``. Of small profiles leaves are smaller, a fortieth of the rows, and trees fewer.
-    min_rows: with fewer measured rows on the largest share the efficiency is one number.
+    min_rows: with fewer measured rows on the largest share the efficiency is one number; with kept points, fewer
+        than FEW_POINTS.
     keep_points: give measured points back exactly, and let them correct their neighbours.
     """
 
@@ -191,7 +195,7 @@ class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return max(0.0, float((seconds[widest] - slowness * base)[smallest].min()))
 
     def _trend(self, shapes: Shapes, base: Floats, target: Floats) -> tuple[float, Trees | None]:
-        if len(target) < self.min_rows:
+        if len(target) < (FEW_POINTS if self.keep_points else self.min_rows):
             return float(np.median(target)), None
         settings = self._settings()
         precisions = len(np.unique(shapes.get("dtype_bytes", 2.0)))

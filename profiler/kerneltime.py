@@ -102,7 +102,7 @@ class KernelClock:
 
     def _computed(self, kernel: Kernel, sms: int) -> float:
         flops_of_one_sm = self.flops[kernel.kind, kernel.dtype] / self.device.sms
-        if kernel.blocks is None:
+        if kernel.blocks is None or not self.device.tiled:
             return kernel.flops / (flops_of_one_sm * sms)
         if len(kernel.chunks) < 2:
             return waves(kernel.blocks, sms) * kernel.block_flops / flops_of_one_sm

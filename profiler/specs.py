@@ -27,6 +27,7 @@ class DeviceSpec:
     bandwidth_knee_sms: N_d of the paper: how many SMs draw all of the DRAM bandwidth (section 3.2).
     sm_granularity: the step in which SM shares are granted.
     contention_ceiling: by how much a saturating co-runner slows DRAM-bound work (0.2: 20 %).
+    tiled: whether a product runs in thread blocks of whole tiles, wave by wave. Libraries spread a CPU's rows evenly.
     sources: (field, where its number comes from); "assumed" where nobody publishes it.
     """
 
@@ -42,6 +43,7 @@ class DeviceSpec:
     bandwidth_knee_sms: int
     sm_granularity: int
     contention_ceiling: float
+    tiled: bool = True
     sources: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

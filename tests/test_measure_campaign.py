@@ -43,6 +43,7 @@ class FakeDevice:
 
     name, dtype, reach = "H200", "bf16", SMALL
     shares = Shares(132, ((64, 68),))
+    rounds = 1
 
     def __init__(self, fails: str = "", dies_after: int = 10**9) -> None:
         self.fails, self.left = fails, dies_after
@@ -249,7 +250,8 @@ def test_a_killed_measurement_loses_nothing_and_leaves_no_process(tmp_path: Path
     assert (done.returncode, done.stderr) == (0, "")
     assert journal.read_bytes().startswith(kept)
     grid = plan(model("tiny"), Shares(1, ()), CPU, quick=True, kernels=("embedding", "sampling"))
-    assert len(load_profile(tmp_path / "p").rows) == journal.read_bytes().count(b"\n") - 1 == grid.points
+    assert len(load_profile(tmp_path / "p").rows) == grid.points
+    assert journal.read_bytes().count(b"\n") - 1 == 3 * grid.points, "three rounds, none of them repeated"
     assert workers
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
@@ -286,3 +288,21 @@ def test_the_cpu_as_a_device() -> None:
     with pytest.raises(ValueError, match="cores is 0; it must be 1 or more"):
         cpu.cpu_device(0)
     assert CPU.layers == 4
+
+
+def test_rounds_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round goes through the whole grid; a point has the times of all, and resuming asks only for what lacks."""
+    fake = FakeDevice()
+    fake.rounds = 3
+    monkeypatch.setattr("profiler.measure.campaign.open_device", lambda name, model: fake)
+    outcome = measure(settings(tmp_path / "p"))
+    half = len(fake.measured) // 3
+    assert fake.measured[:half] == fake.measured[half : 2 * half] == fake.measured[2 * half :]
+    assert outcome.measured == outcome.points == half
+    repeats = -(-settings(tmp_path / "p").repeats // 3)
+    assert set(outcome.profile.rows["repeats"]) == {3 * repeats}
+    journal = tmp_path / "p.journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-2]))
+    fake.measured.clear()
+    assert measure(settings(tmp_path / "p")).measured == half
+    assert len(fake.measured) == 2

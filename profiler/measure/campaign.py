@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from profiler.measure.device import GAP, Device, Sample
-from profiler.measure.grid import Grid, Group, Target, plan
+from profiler.measure.grid import Grid, Group, Target, Variant, plan
 from profiler.measure.journal import Header, Journal, read_journal
 from profiler.measure.models import check_model
 from profiler.presets import model as model_named
@@ -33,7 +35,8 @@ class Settings(NamedTuple):
     """What to measure.
 
     device: ``cpu`` or ``cuda``. model: its shapes are measured. out: see :func:`paths`. quick: the coarse grid alone.
-    kernels: only these; all where empty. repeats: of each point. limit_s: begin nothing after so many seconds.
+    kernels: only these; all where empty. repeats: of each point, spread over the device's rounds.
+    limit_s: begin nothing after so many seconds.
     """
 
     device: str
@@ -77,7 +80,7 @@ def measure(settings: Settings, progress: Callable[[int], Progress] | None = Non
     try:
         grid = plan(model, device.shares, device.reach, quick=settings.quick, kernels=settings.kernels)
         with Journal.open(journal_path, _header(settings, model, device, grid)) as journal:
-            _fill(journal, grid, device, settings, (progress or _silent)(grid.points))
+            _fill(journal, grid, device, settings, (progress or _silent)(grid.points * device.rounds))
             return _outcome(journal.path, journal.header, journal.samples, target)
     finally:
         device.close()
@@ -126,23 +129,27 @@ def open_device(name: str, model: ModelSpec) -> Device:
 
 
 def _fill(journal: Journal, grid: Grid, device: Device, settings: Settings, tell: Progress) -> None:
-    """Measures what the journal lacks until all is there or the time is up."""
-    done = {(sample.target, sample.variant) for sample in journal.samples if not sample.failed}
+    """Measures what the journal lacks until all is there or the time is up: the whole grid once in each round.
+
+    What drifts in minutes, as a shared machine does, then shows in a point's own repeats.
+    """
+    done = Counter((sample.target, sample.variant) for sample in journal.samples if not sample.failed)
+    repeats = -(-settings.repeats // device.rounds)
     begun, longest = time.monotonic(), 0.0
-    for group in grid.groups:
-        missing = Group(group.target, tuple(v for v in group.variants if (group.target, v) not in done))
+    for number, group in product(range(device.rounds), grid.groups):
+        missing = Group(group.target, tuple(v for v in group.variants if done[group.target, v] <= number))
         if not missing.variants:
             continue
-        tell(len(done), group.target.kernel)
+        tell(done.total(), missing.target.kernel)
         elapsed = time.monotonic() - begun
         # A group of ordinary length must still fit.
         if settings.limit_s is not None and elapsed + min(longest, settings.limit_s / 20) > settings.limit_s:
             return
-        for sample in device.measure(missing, settings.repeats):
+        for sample in device.measure(missing, repeats):
             journal.add(sample)
-            done.add((sample.target, sample.variant))
+            done[sample.target, sample.variant] += 1
         longest = max(longest, time.monotonic() - begun - elapsed)
-    tell(len(done), "")
+    tell(done.total(), "")
 
 
 def _silent(points: int) -> Progress:
@@ -162,6 +169,7 @@ def _header(settings: Settings, model: ModelSpec, device: Device, grid: Grid) ->
             "quick": settings.quick,
             "kernels": settings.kernels,
             "repeats": settings.repeats,
+            "rounds": device.rounds,
             "grid": grid.digest,
         },
         {
@@ -174,9 +182,9 @@ def _header(settings: Settings, model: ModelSpec, device: Device, grid: Grid) ->
 
 
 def _outcome(journal: Path, header: Header, samples: Sequence[Sample], target: Path) -> Outcome:
-    latest = {(sample.target, sample.variant): sample for sample in samples}
-    good = [sample for sample in latest.values() if not sample.failed]
-    failed = tuple(f"{_named(sample)}: {sample.failed}" for sample in latest.values() if sample.failed)
+    points = _points(samples)
+    good = [sample for sample in points if not sample.failed]
+    failed = tuple(f"{_named(sample)}: {sample.failed}" for sample in points if sample.failed)
     if not good:
         why = f"; {failed[0]}" if failed else "; the time given was too short for one: allow more by --limit-s"
         raise ValueError(f"{journal} holds no measurement{why}")
@@ -193,7 +201,7 @@ def _outcome(journal: Path, header: Header, samples: Sequence[Sample], target: P
             model=settings["model"],
             settings={
                 **{name: value for name, value in about.items() if name != "date"},
-                **{name: settings[name] for name in ("quick", "kernels", "repeats", "grid")},
+                **{name: settings[name] for name in ("quick", "kernels", "repeats", "rounds", "grid")},
                 "interrupted_points": gaps,
                 "failed_points": len(failed),
                 **derived(good, settings["sms"], settings["dtype"]),
@@ -202,6 +210,21 @@ def _outcome(journal: Path, header: Header, samples: Sequence[Sample], target: P
     )
     profile.save(target)
     return Outcome(target, profile, about["points"], len(good), failed, gaps)
+
+
+def _points(samples: Iterable[Sample]) -> list[Sample]:
+    """Each point once, with its times of all rounds; failed where no round could time it."""
+    points: dict[tuple[Target, Variant], Sample] = {}
+    for sample in samples:
+        before = points.get((sample.target, sample.variant))
+        if before is None or before.failed:
+            points[sample.target, sample.variant] = sample
+        elif not sample.failed:
+            gaps = [gap for gap in (before.gap, sample.gap) if gap is not None]
+            points[sample.target, sample.variant] = before._replace(
+                seconds=before.seconds + sample.seconds, gap=max(gaps, default=None)
+            )
+    return list(points.values())
 
 
 def derived(samples: Iterable[Sample], whole: int, dtype: str) -> dict[str, Any]:

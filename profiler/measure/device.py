@@ -46,6 +46,7 @@ class Device(Protocol):
 
     name: of ``bulletsim devices`` where it is one of these. dtype: of the operands, as profiles name it.
     settings: what provenance should say of machine and versions.
+    rounds: how often the grid is gone through, where times drift while it is.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Device(Protocol):
     shares: Shares
     reach: Reach
     settings: dict[str, Any]
+    rounds: int
 
     def measure(self, group: Group, repeats: int) -> Iterator[Sample]:
         """A sample of each variant, repeats of all variants in turns."""

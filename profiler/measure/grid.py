@@ -69,6 +69,7 @@ class Reach(NamedTuple):
 
     kv_tokens: most tokens a decode batch may hold together. layers: of the launches of whole layers.
     prefills, decodes: (new, cached) and (requests, context) of launches that run beside each other.
+    prefill_stride: every how many of the token counts prefill attention is measured at.
     cube, copy_bytes: of the product and the copies that the device's ceilings are read from.
     """
 
@@ -84,6 +85,7 @@ class Reach(NamedTuple):
     copy_bytes: tuple[int, ...]
     layers: int = 4
     context: int = 1 << 17
+    prefill_stride: int = 2
 
 
 MIB = 1 << 20
@@ -117,6 +119,7 @@ CPU = Reach(
     cube=1024,
     copy_bytes=(64 * MIB, 16 * MIB),
     context=2048,
+    prefill_stride=1,
 )
 
 
@@ -247,14 +250,15 @@ class Shapes:
         """Chunks over prefixes; and several short sequences at once, on the finer grid."""
         coarse_new, fine_new = ([count for count in tokens if count > 8] for tokens in self.reach.tokens)
         coarse_cached, fine_cached = self.reach.cached
-        # The longest chunk first, then every other one.
-        some, others = coarse_new[::-2], coarse_new[-2::-2]
+        stride = self.reach.prefill_stride
+        # The longest chunk first, then every other one, or on a CPU all.
+        some, others = coarse_new[::-stride], coarse_new[-2::-2]
         if fineness == 0:
             shapes = [(1, new, cached) for cached in coarse_cached for new in some]
         else:
             shapes = [(1, new, cached) for cached in coarse_cached for new in others]
             shapes += [(1, new, cached) for cached in fine_cached for new in some]
-            shapes += [(1, new, 0) for new in fine_new[::3]]
+            shapes += [(1, new, 0) for new in fine_new[:: stride + 1]]
             shapes += [(count, new, 0) for count in self.reach.sequences for new in coarse_new[1:-1:2]]
         for count, new, cached in shapes:
             if new + cached <= self.context and count * new <= max(coarse_new):

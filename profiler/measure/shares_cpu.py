@@ -86,6 +86,7 @@ class CpuDevice:
 
     dtype = "fp32"
     reach = CPU
+    rounds = 3
 
     def __init__(self, model: ModelSpec) -> None:
         self.name = "cpu"

@@ -50,6 +50,7 @@ class CudaDevice:
     """The first GPU that the process sees."""
 
     dtype = "bf16"
+    rounds = 1
 
     def __init__(self, model: ModelSpec, runtime: Any = None, driver: Any = None) -> None:
         # Read when CUDA starts; with fewer queues two streams may wait for each other though their SMs are disjoint.
