@@ -26,7 +26,7 @@ from benchmarks.data import NOTHING_CHECKED  # noqa: E402
 from benchmarks.paper_kernels import table  # noqa: E402
 from profiler import Work  # noqa: E402
 from profiler.devicecalibration import Bandwidth, DeviceCalibration, built_in  # noqa: E402
-from profiler.fitted import fitted  # noqa: E402
+from profiler.fittedmodel import fitted  # noqa: E402
 from profiler.fitting import ASSUMED_BANDWIDTH  # noqa: E402
 
 CURVES = {"A100": ("8B", "A100-80G"), "H800": ("unnamed", "H100")}

@@ -1,6 +1,9 @@
 """Devices, models, kernels, and how long a launch takes. Imports nothing else of this project."""
 
-from profiler.fitted import FittedModel, fitted
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, LatencyModel, Source
@@ -8,6 +11,9 @@ from profiler.presets import DEVICES, MODELS, device, model
 from profiler.roofline import Efficiencies, RooflineModel, roofline
 from profiler.specs import DeviceSpec, DType, ModelSpec
 from profiler.work import Work
+
+if TYPE_CHECKING:
+    from profiler.fittedmodel import FittedModel, fitted
 
 __all__ = [
     "DEVICES",
@@ -30,3 +36,12 @@ __all__ = [
     "model",
     "roofline",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Fitted models need numpy; listing devices does not.
+    if name in ("FittedModel", "fitted"):
+        from profiler import fittedmodel
+
+        return getattr(fittedmodel, name)
+    raise AttributeError(f"module 'profiler' has no attribute {name!r}")

@@ -15,7 +15,7 @@ from scipy.optimize import lsq_linear, minimize
 from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
 from profiler.estimators import CalibratedRoofline, rows_of
-from profiler.fitted import FittedModel, fitted
+from profiler.fittedmodel import FittedModel, fitted
 from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
 from profiler.profile import Profile, rows_digest

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.devicecalibration import DeviceCalibration, built_in, load_calibration
-from profiler.fitted import fitted
+from profiler.fittedmodel import fitted
 from profiler.kernelsum import KernelSumModel
 from profiler.presets import device as device_preset
 from profiler.presets import model as model_preset

@@ -27,7 +27,7 @@ def test_a_run_prints_its_metrics_in_80_columns(capsys: pytest.CaptureFixture[st
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith("chunked, Llama-3.1-8B on 1 x A100-80G\n12 requests: 12 finished\n")
-    for part in ("TTFT (ms)", "end to end (s)", "requests/s per GPU", "SLO attainment (%)", "roofline 100%"):
+    for part in ("TTFT (ms)", "end to end (s)", "requests/s per GPU", "SLO attainment (%)", "interpolated 100%"):
         assert part in text
 
 
