@@ -19,16 +19,16 @@ needs_run = pytest.mark.skipif(
 )
 
 TOLERANCES = {
-    "TTFT, mean": 0.12,
-    "TPOT, mean": 0.10,
-    "end to end, mean": 0.12,
-    "end to end, P99": 0.12,
-    "makespan": 0.10,
+    "TTFT, mean": 0.03,
+    "TPOT, mean": 0.02,
+    "end to end, mean": 0.02,
+    "end to end, P99": 0.02,
+    "makespan": 0.02,
 }
-"""How far simulated may be from measured; for a roofline whose efficiencies are not those of this device."""
+"""How far simulated may be from measured, with the fitted model of the device."""
 
-DECODE_STEP_TOLERANCE = 0.05
-FULL_STEP_TOLERANCE = 0.20
+DECODE_STEP_TOLERANCE = 0.03
+FULL_STEP_TOLERANCE = 0.03
 
 
 @pytest.fixture(scope="module")
