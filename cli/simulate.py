@@ -128,6 +128,8 @@ def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunC
     settings = base.model_dump(exclude={"version"})
     if {"trace", "requests", "seed"} & options.keys():
         del settings["trace_sha256"]
+    if "model" in options.get("latency", {}):
+        del settings["latency"]["model_sha256"]
     if options.get("policy", {}).get("name") not in (None, base.policy.name):
         del settings["policy"]
     return checked(RunConfig, overlaid(settings, options), "options")

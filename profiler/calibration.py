@@ -110,7 +110,8 @@ class OpCalibration:
         shapes = self._stand_in(shapes)
         trend = np.full(len(shapes[AXES[self.op][0]]), self.constant)
         if self.trees is not None:
-            base = base_seconds(self.op, shapes, clock, clock.device.sms)
+            # On the share that the trees were fitted on.
+            base = base_seconds(self.op, shapes, clock, self.share_sms[-1])
             trend = trend + self.trees.predict(features(self.op, shapes, base, clock.device))
         answer: Floats = trend[:, None] + np.asarray(self.share_log)[None, :]
         if self.points is not None:
@@ -127,11 +128,12 @@ class OpCalibration:
         return rows
 
     def known(self, shapes: Shapes) -> NDArray[np.bool_]:
-        """Whether each row is a measured point that was kept."""
+        """Whether each row is a measured point that was kept, on every share that was measured at all."""
         rows = np.zeros(len(shapes[AXES[self.op][0]]), dtype=bool)
         if self.points is None:
             return rows
-        measured = {tuple(point) for point in self.points.shapes.tolist()}
+        everywhere = np.isfinite(self.points.residuals).all(axis=1)
+        measured = {tuple(point) for point in self.points.shapes[everywhere].tolist()}
         asked = np.column_stack([shapes[name] for name in AXES[self.op]])
         return np.array([tuple(row) in measured for row in asked.tolist()], dtype=bool)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from profiler.devicecalibration import DeviceCalibration, built_in, load_calibration
+from profiler.devicecalibration import DeviceCalibration, built_in, built_in_names, load_calibration
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.presets import model as model_preset
@@ -59,5 +59,7 @@ def fitted(
 
 
 def _calibration(name: str | Path) -> DeviceCalibration:
-    found = built_in(name) if isinstance(name, str) else None
+    """A built-in one by its device's name, in any case; else a file."""
+    known = {device.lower(): device for device in built_in_names()}
+    found = built_in(known[name.lower()]) if isinstance(name, str) and name.lower() in known else None
     return found if found is not None else load_calibration(Path(name))

@@ -18,6 +18,7 @@ from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fittedmodel import FittedModel, fitted
 from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
+from profiler.presets import model as model_preset
 from profiler.profile import Profile, rows_digest
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats
@@ -34,6 +35,8 @@ with the knee scaled alike."""
 
 RATIO_DIGITS = 3
 
+LAYERS = ("prefill_layers", "decode_layers")
+
 Progress = Callable[[str], None]
 
 
@@ -41,8 +44,9 @@ def device_of(profile: Profile) -> DeviceSpec:
     """The device that a profile measured. Raises ValueError where it is neither built in nor a CPU."""
     found = profile.provenance
     if found.device == "cpu":
-        ceilings = found.settings.get("ceilings", {})
-        return cpu_device(found.sms, flops=ceilings.get("fp32_flops"), bytes_per_s=ceilings.get("dram_bytes_per_s"))
+        return cpu_device(
+            found.sms, flops=_ceiling(profile, "fp32_flops"), bytes_per_s=_ceiling(profile, "dram_bytes_per_s")
+        )
     for device in DEVICES:
         if device.name == found.device:
             if device.sms != found.sms:
@@ -53,6 +57,19 @@ def device_of(profile: Profile) -> DeviceSpec:
             return device
     known = ", ".join(device.name for device in DEVICES)
     raise ValueError(f"the profile is of {found.device!r}, whose peaks are not known; known: {known}, cpu")
+
+
+def _ceiling(profile: Profile, name: str) -> float | None:
+    """What the device reached at best, where the profile says so."""
+    ceilings = profile.provenance.settings.get("ceilings", {})
+    value = ceilings.get(name) if isinstance(ceilings, dict) else ceilings
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e18:
+        raise ValueError(
+            f"the profile's settings.ceilings {name} is {value!r}; it must be a rate above 0: profile again"
+        )
+    return float(value)
 
 
 def fit_device(
@@ -69,6 +86,7 @@ def fit_device(
     kernel to fit, or is of a device whose peaks are not known.
     """
     device = device_of(profile)
+    _check_model(profile)
     bandwidth = _bandwidth(profile, device)
     ops = {}
     for op in AXES:
@@ -96,6 +114,19 @@ def fit_device(
         provenance=_provenance(profile),
     )
     return _with_layers(calibration, profile)
+
+
+def _check_model(profile: Profile) -> None:
+    """Raises ValueError, before anything is fitted, where whole layers were measured of a model that is not found."""
+    name = profile.provenance.model
+    if name is None or not profile.rows["kernel"].isin(LAYERS).any():
+        return
+    try:
+        model_preset(name)
+    except ValueError as error:
+        raise ValueError(
+            f"the profile's whole layers are of model {name!r}: {error}; fit where that model is, or without these rows"
+        ) from None
 
 
 def _provenance(profile: Profile) -> dict[str, Any]:
@@ -135,12 +166,12 @@ def _mixed(profile: Profile, device: DeviceSpec) -> MixedAttention | None:
     """
     names = ("attention_mixed", "attention_prefill", "attention_decode")
     mixed, prefill, decode = (rows[rows["sms"] == device.sms] for rows in map(profile.select, names))
+    heads = ["heads", "kv_heads", "head_dim"]
     alone = prefill[(prefill["cached_tokens"] == 0) & (prefill["sequences"] == 1)]
-    keys = ["decode_requests", "decode_context_tokens"]
-    rows = mixed[mixed["cached_tokens"] == 0].merge(
-        alone[["new_tokens", "latency_s"]], on="new_tokens", suffixes=("", "_p")
-    )
-    rows = rows.merge(decode[[*keys, "latency_s"]], on=keys, suffixes=("", "_d"))
+    first, second = ["new_tokens", *heads], ["decode_requests", "decode_context_tokens", *heads]
+    rows = mixed[mixed["cached_tokens"] == 0]
+    rows = rows.merge(alone[[*first, "latency_s"]], on=first, suffixes=("", "_p"))
+    rows = rows.merge(decode[[*second, "latency_s"]], on=second, suffixes=("", "_d"))
     if len(rows) < 8:
         return None
     rows["ratio"] = rows["latency_s"] / (rows["latency_s_p"] + rows["latency_s_d"])
@@ -183,7 +214,7 @@ def _curve_through(sms: Floats, rates: Floats, device: DeviceSpec) -> Bandwidth:
 def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCalibration:
     """Whole layers, alone and beside each other, against the sum of their kernels."""
     name = profile.provenance.model
-    rows = profile.rows[profile.rows["kernel"].isin(["prefill_layers", "decode_layers"])]
+    rows = profile.rows[profile.rows["kernel"].isin(LAYERS)]
     if name is None or rows.empty:
         return calibration
     model = fitted(name, calibration, profile.provenance.tensor_parallel)
@@ -194,7 +225,7 @@ def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCali
         origin="measured",
     )
     calibration = replace(calibration, composition=composition)
-    beside = rows[rows["beside"].isin(["prefill_layers", "decode_layers"])]
+    beside = rows[rows["beside"].isin(LAYERS)]
     if beside.empty:
         return calibration
     model = fitted(name, calibration, profile.provenance.tensor_parallel)

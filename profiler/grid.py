@@ -49,7 +49,15 @@ class Grid:
         self._single = [row[0] for row in values] if len(values[0]) == 1 else None
 
     def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
-        """(alphas, source) between the knots around ``at``; a knot's own where it is one."""
+        """(alphas, source) between the knots around ``at``; a knot's own where it is one, extrapolated beyond them."""
+        alphas, source = self._between(at)
+        for axis, value in zip(self.axes, at, strict=True):
+            if not axis.knots[0] <= value <= axis.knots[-1]:
+                return alphas, "extrapolated"
+        return alphas, source
+
+    def _between(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+        """As ``alphas``, held at the borders."""
         single, sources = self._single, self.sources
         if single is not None and len(self._varying) == 1:
             place, axis, _ = self._varying[0]

@@ -56,11 +56,13 @@ class KernelClock:
         measured = self.shares.get(kernel.op, ())
         if len(kernel.alphas) < 2 or kernel.kind == "link":
             seconds *= kernel.alphas[-1]
-            if sms < self.device.sms and source != "roofline" and kernel.kind != "link":
+            if sms != (measured or (self.device.sms,))[-1] and source != "roofline" and kernel.kind != "link":
                 source = "extrapolated"
         else:
             seconds = self._on_share(kernel, sms, seconds, measured)
-            if source == "measured" and sms not in measured:
+            if not measured[0] <= sms <= measured[-1] and source != "roofline":
+                source = "extrapolated"
+            elif source == "measured" and sms not in measured:
                 source = "interpolated"
         return KernelTime(kernel, kernel.runs * seconds, bound, source)
 

@@ -173,7 +173,7 @@ def _sources(op: OpCalibration, shapes: Shapes) -> list[Source]:
 
 
 def _powers(op: OpCalibration, name: str) -> list[float]:
-    """Powers of two over the measured range of an axis, its ends included, and one beyond it."""
+    """Powers of two over the measured range of an axis, its ends included."""
     least, greatest = op.ranges[name]
     inner = [2.0**power for power in range(32) if least < 2**power < greatest]
     return [*dict.fromkeys((max(1.0, least), *inner, greatest))]

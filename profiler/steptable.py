@@ -128,7 +128,9 @@ class StepTable:
         """A kernel of this shard alone on ``sms`` SMs, calibrated where there are measurements."""
         if kernel.op != "attention_decode":
             return self._clock.time(self._calibrated([kernel])[0], sms)
-        context, requests = round(kernel.size), kernel.dims[0]
+        context, requests = kernel.size, kernel.dims[0]
+        if context in (point.size for point in self._decode_points(requests, sms)):
+            return self._clock.time(self._calibrated([kernel])[0], sms)
         starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
         segment = segments[max(0, bisect_right(starts, context) - 1)]
         seconds = kernel.runs * (segment.seconds + context * segment.seconds_a_token)
@@ -294,7 +296,8 @@ class StepTable:
             a_token = (two.seconds - one.seconds) / (last.size - first.size)
             at_zero = one.seconds - a_token * first.size
             moves = two.bound == "dram"
-            segments.append(Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, two.source))
+            source = _weaker(one.source, two.source)
+            segments.append(Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, source))
         return _put(self._decode[sms], requests, ([kernel.size for kernel in points[:-1]], segments))
 
     def _decode_points(self, requests: int, sms: int) -> list[Kernel]:
@@ -328,6 +331,13 @@ class StepTable:
             if new < 1 or cached < 0:
                 raise _bad(work)
         return _put(self._attention_costs, prefill, _cost([self._shard.attention_prefill(prefill)]))
+
+
+def _weaker(one: Source, two: Source) -> Source:
+    """What rests on both of two known points but is neither."""
+    if "extrapolated" in (one, two) or "roofline" in (one, two):
+        return "roofline" if "roofline" in (one, two) else "extrapolated"
+    return "interpolated"
 
 
 def _between(one: _Times, two: _Times, share: float) -> _Times:

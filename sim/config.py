@@ -73,10 +73,12 @@ class LatencySettings(Settings):
     """Which latency model, and what differs from its own settings; None keeps those.
 
     model: ``fitted`` (built in), ``roofline``, or a file of ``bulletsim fit``; None: fitted where one is built in.
+    model_sha256: of that file when the run was made; checked when it is repeated.
     gemm, attention, bandwidth: of the roofline alone.
     """
 
     model: str | None = None
+    model_sha256: str | None = None
     dtype: Literal["bf16", "fp8"] | None = None
     kv_dtype: Literal["bf16", "fp8"] | None = None
     gemm: Share | None = None

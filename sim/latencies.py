@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from profiler.presets import device as device_preset
 from profiler.presets import model as model_preset
 from profiler.roofline import roofline
 from profiler.specs import ModelSpec
-from sim.config import RunConfig
+from sim.config import LatencySettings, RunConfig
 
 ROOFLINE = "roofline"
 FITTED = "fitted"
@@ -27,10 +28,10 @@ def latency_model(config: RunConfig) -> KernelSumModel:
     Raises ValueError for names, files and settings that do not go together.
     """
     settings = config.latency.model_dump(exclude_none=True)
-    source = settings.pop("model", None)
+    source, sha256 = settings.pop("model", None), settings.pop("model_sha256", None)
     spec = _model(config, settings)
     shares = {name: settings.pop(name) for name in _SHARES if name in settings}
-    calibration = _calibration(source, config.device)
+    calibration = _calibration(source, sha256, config.device)
     if calibration is None:
         model: KernelSumModel = _roofline(spec, config, shares)
     elif shares:
@@ -54,7 +55,7 @@ def _roofline(spec: ModelSpec, config: RunConfig, shares: dict[str, float]) -> K
     return dataclasses.replace(model, efficiencies=dataclasses.replace(model.efficiencies, **shares))
 
 
-def _calibration(source: str | None, device: str) -> DeviceCalibration | None:
+def _calibration(source: str | None, sha256: str | None, device: str) -> DeviceCalibration | None:
     """The fitted model of a device, from a file or the package; None for the roofline."""
     if source == ROOFLINE:
         return None
@@ -63,7 +64,28 @@ def _calibration(source: str | None, device: str) -> DeviceCalibration | None:
         if found is None and source == FITTED:
             raise ValueError(f"no fitted model of {device} is built in; profile and fit one, or use model={ROOFLINE}")
         return found
+    _check_unchanged(source, sha256)
     calibration = load_calibration(Path(source))
     if calibration.device.name.lower() != device.lower():
         raise ValueError(f"{source} is a latency model of {calibration.device.name}, and device is {device}; give that")
     return calibration
+
+
+def stamped(latency: LatencySettings) -> LatencySettings:
+    """The settings with the hash of the model file that they name, if they name one."""
+    if latency.model in (None, ROOFLINE, FITTED):
+        return latency
+    return latency.model_copy(update={"model_sha256": _sha256(latency.model)})
+
+
+def _check_unchanged(source: str, sha256: str | None) -> None:
+    if sha256 is not None and Path(source).is_file() and _sha256(source) != sha256:
+        raise ValueError(
+            f"{source} is not the latency model these settings were made with (SHA-256 {_sha256(source)}, expected "
+            f"{sha256}); give that model, or remove latency.model_sha256"
+        )
+
+
+def _sha256(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

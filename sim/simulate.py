@@ -15,7 +15,7 @@ from profiler.latency import LatencyModel
 from sim.checked_policy import CheckedPolicy
 from sim.config import RunConfig, package_version
 from sim.executor import SimExecutor
-from sim.latencies import latency_model
+from sim.latencies import latency_model, stamped
 from sim.limits import Limits
 from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
@@ -65,8 +65,9 @@ def prepare(config: RunConfig) -> Prepared:
     policy, latency = check_names(config)
     trace = open_trace(config.trace, config.seed, config.requests)
     limits = _limits(config, latency)
-    stamp = {"version": package_version(), "trace_sha256": trace_hash(trace)}
-    arrivals = _checked_arrivals(config, trace, limits, stamp["trace_sha256"])
+    digest = trace_hash(trace)
+    arrivals = _checked_arrivals(config, trace, limits, digest)
+    stamp = {"version": package_version(), "trace_sha256": digest, "latency": stamped(config.latency)}
     return Prepared(
         config=config.model_copy(update=stamp),
         trace=trace,

@@ -245,7 +245,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name in ("slo", "window", "latency"):
         flat |= {f"{name}_{part}": value for part, value in document.pop(name).items()}
-    del document["version"], document["trace_sha256"]
+    del document["version"], document["trace_sha256"], flat["latency_model_sha256"]
     settings = json.dumps(policy["settings"], sort_keys=True)
     return {"policy_name": policy["name"], "policy_settings": settings} | document | flat
 

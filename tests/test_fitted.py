@@ -27,6 +27,7 @@ from profiler.profile import Profile, Provenance
 from profiler.structure import AXES, FEATURES_VERSION, base_seconds, features
 from sim.config import RunConfig
 from sim.latencies import latency_model
+from sim.simulate import prepare
 
 TINY = profiler.model("tiny")
 H100 = profiler.device("H100")
@@ -400,3 +401,40 @@ def test_features_are_those_of_their_version() -> None:
         sums[op] = (table.shape[1], round(float(np.abs(table).sum()), 6))
     assert FEATURES_VERSION == 1
     assert sums == PINNED_FEATURES
+
+
+def test_what_lies_beyond_the_measured_range_is_extrapolated() -> None:
+    model = built_in_llama("H100")
+
+    def sources(work: Work, sms: int = 132) -> dict[str, str]:
+        return {part.kernel.op: part.source for part in model.breakdown(work, sms)}
+
+    inside = Work(decode_requests=4, decode_context_tokens=4 * 1000)
+    assert sources(inside)["attention_decode"] == "interpolated"
+    assert sources(Work(decode_requests=1, decode_context_tokens=10_000_000))["attention_decode"] == "extrapolated"
+    assert sources(Work(prefill=((200_000, 0),)))["attention_prefill"] == "extrapolated"
+    assert sources(Work(prefill=((100, 0),) * 400))["attention_prefill"] == "extrapolated"
+    assert sources(Work(prefill=((40_000, 0),)))["gemm"] == "extrapolated"
+
+
+def test_measured_contexts_are_told_from_those_between() -> None:
+    model = tiny()
+
+    def source(context: int, sms: int) -> str:
+        parts = model.breakdown(Work(decode_requests=8, decode_context_tokens=8 * context), sms)
+        return next(part.source for part in parts if part.kernel.op == "attention_decode")
+
+    assert [source(context, 132) for context in (16, 64, 256)] == ["measured"] * 3
+    assert [source(context, 132) for context in (17, 100, 255)] == ["interpolated"] * 3
+    assert source(64, 100) == "interpolated", "on a share between measured ones"
+    assert source(64, 8) == "extrapolated", "on fewer SMs than were measured"
+
+
+def test_a_changed_model_file_is_noticed(tmp_path: Path) -> None:
+    path = measured().save(tmp_path / "mine.json")
+    made = prepare(config(model=str(path)).model_copy(update={"requests": 5, "rate": 1.0})).config
+    assert made.latency.model_sha256
+    prepare(made)
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(ValueError, match="is not the latency model these settings were made with"):
+        prepare(made)
