@@ -35,16 +35,20 @@ def models(json: AsJson = False) -> None:
 
 
 def devices(json: AsJson = False) -> None:
-    """List the built-in devices."""
+    """List the built-in devices, and whether their kernel times are fitted to measurements."""
     from dataclasses import asdict
 
     from cli.output import print_json, table
     from profiler import DEVICES
+    from profiler.devicecalibration import built_in_names
 
+    fitted = built_in_names()
+    kernels = {spec.name: "fitted" if spec.name in fitted else "roofline" for spec in DEVICES}
     if json:
-        print_json({"devices": [{**asdict(spec), "sources": dict(spec.sources)} for spec in DEVICES]})
+        known = [{**asdict(spec), "kernels": kernels[spec.name], "sources": dict(spec.sources)} for spec in DEVICES]
+        print_json({"devices": known})
         return
-    head = ("device", "SMs", "TFLOP/s bf16", "fp8", "DRAM GB/s", "GiB", "link GB/s", "knee SMs")
+    head = ("device", "SMs", "TFLOP/s bf16", "fp8", "DRAM GB/s", "GiB", "link GB/s", "knee SMs", "kernels")
     rows = [
         (
             spec.name,
@@ -55,6 +59,7 @@ def devices(json: AsJson = False) -> None:
             f"{spec.memory_bytes / (1 << 30):.0f}",
             f"{spec.link_bytes_per_s / 1e9:.0f}",
             str(spec.bandwidth_knee_sms),
+            kernels[spec.name],
         )
         for spec in DEVICES
     ]

@@ -64,12 +64,15 @@ def fit(
 
 def _read(paths: Sequence[Path], out: Path | None, force: bool) -> tuple[Profile, Path]:
     """The profiles as one, and where the model goes; ValueError where writing it would lose something."""
+    from cli.writable import check_writable
     from profiler.profile import load_profile, merged
 
     if not paths:
         raise ValueError("no profile is named; give one or several, or --info MODEL.json to show a latency model")
     if out is None:
         raise ValueError("--out is missing; give the name of the latency model to write, such as out/model.json")
+    if not out.name or out.name == "..":
+        raise ValueError(f"--out is {str(out)!r}, which names no file; give a name such as out/model.json")
     if out.suffix != ".json":
         raise ValueError(f"--out is {out}; a latency model is a .json, such as {out.with_suffix('.json')}")
     if out.is_dir():
@@ -82,6 +85,7 @@ def _read(paths: Sequence[Path], out: Path | None, force: bool) -> tuple[Profile
             raise ValueError(f"{paths[place]} is named twice; name each profile once")
     if out.exists() and not force:
         raise ValueError(f"{out}: exists already; choose another name, or replace it with --force")
+    check_writable(out)
     return merged([load_profile(path) for path in paths]), out
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 MODEL = "A name from bulletsim models, or a config.json; its shapes are measured."
 KERNELS = "Only this kernel, such as gemm; repeatable, or several with commas."
+REPEATS = "How often each point is timed; a CPU makes multiples of 3 of more than 2."
 LIMIT = "Begin nothing after so many seconds; what is done by then is the profile."
 
 
@@ -21,7 +22,7 @@ def profile(
     out: Annotated[Path, typer.Option(help="Write OUT.parquet and OUT.json; OUT.journal.jsonl on the way.")],
     quick: Annotated[bool, typer.Option("--quick", help="The coarse grid only.")] = False,
     kernels: Annotated[list[str] | None, typer.Option(help=KERNELS)] = None,
-    repeats: Annotated[int, typer.Option(help="How often each point is timed.")] = 5,
+    repeats: Annotated[int, typer.Option(help=REPEATS)] = 5,
     limit_s: Annotated[float | None, typer.Option("--limit-s", help=LIMIT)] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,

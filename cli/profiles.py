@@ -64,7 +64,11 @@ def info(
 
 
 def _target(out: Path, force: bool) -> Path:
-    """Where the rows go; ValueError where writing them would lose a profile."""
+    """Where the rows go; ValueError where they could not be written, or a profile would be lost by it."""
+    from cli.writable import check_writable
+
+    if not out.name or out.name == "..":
+        raise ValueError(f"--out is {str(out)!r}, which names no file; give a name such as out/profile")
     name = out.with_suffix("") if out.suffix in (".parquet", ".json") else out
     target = Path(f"{name}.parquet")
     for path in (target, target.with_suffix(".json")):
@@ -72,6 +76,7 @@ def _target(out: Path, force: bool) -> Path:
             raise ValueError(f"{path}: a folder; choose another name")
         if path.exists() and not force:
             raise ValueError(f"{path}: exists already; choose another name, or replace it with --force")
+    check_writable(out, target, target.with_suffix(".json"))
     return target
 
 
@@ -147,11 +152,25 @@ def _print(profile: Profile) -> None:
         _wrap(f"model: {origin.model}, tensor parallel {origin.tensor_parallel}")
     _wrap(f"origin: {origin.origin}")
     _wrap(f"date: {origin.date or 'not stated'}")
-    for kernel, names in origin.settings.get("kernels", {}).items():
-        _wrap(f"{kernel} was: {', '.join(names)}")
-    for what, count in origin.settings.get("left_out", {}).items():
-        _wrap(f"left out: {what}: {count:,}")
+    _print_parts("kernels", "{} was: {}", origin.settings)
+    _print_parts("left_out", "left out: {}: {}", origin.settings)
     _wrap(f"rows' SHA-256: {rows_digest(profile.rows)}")
+
+
+def _print_parts(name: str, line: str, settings: dict[str, Any]) -> None:
+    """A setting's parts, a line each. Settings are free: a profile from elsewhere may hold anything under a name."""
+    found = settings.get(name)
+    if isinstance(found, dict):
+        for part, value in found.items():
+            _wrap(line.format(part, _said(value)))
+    elif found not in (None, [], ""):
+        _wrap(f"{name.replace('_', ' ')}: {_said(found)}")
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_said, value))
+    return f"{value:,}" if type(value) in (int, float) else str(value)
 
 
 def _extent(extent: tuple[int, int]) -> str:

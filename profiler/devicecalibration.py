@@ -7,6 +7,7 @@ launches is counted, not measured.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -148,18 +149,24 @@ class DeviceCalibration:
 
     @classmethod
     def read(cls, document: Any) -> Self:
-        """Raises ValueError, without the file's name, where ``document`` is none or of a newer format."""
+        """Raises ValueError, without the file's name, where ``document`` is none, of a newer format, or not sound."""
         if not isinstance(document, dict) or document.get("kind") != KIND:
             raise ValueError("is no latency model; bulletsim fit writes one")
         written = document.get("format")
-        if not isinstance(written, int) or written > FORMAT_VERSION:
+        # True is an int to Python, and equals 1.
+        if type(written) is not int or not 1 <= written <= FORMAT_VERSION:
             raise ValueError(
-                f"has format {written!r}; this version reads up to {FORMAT_VERSION}: update bulletsim, or fit again"
+                f"has format {reprlib.repr(written)}; this version reads up to {FORMAT_VERSION}: update bulletsim, or fit again"
             )
-        if document.get("features") != FEATURES_VERSION:
+        known = document.get("features")
+        if type(known) is not int or known != FEATURES_VERSION:
             raise ValueError(
-                f"has features {document.get('features')!r} and this version knows {FEATURES_VERSION}: fit it again"
+                f"has features {reprlib.repr(known)} and this version knows {FEATURES_VERSION}: fit it again"
             )
+        # Imported here, as pydantic would double the time of importing the profiler.
+        from profiler.modelfile import check
+
+        check(document)
         try:
             device = dict(document["device"])
             device["sources"] = tuple(device["sources"].items())
@@ -167,7 +174,7 @@ class DeviceCalibration:
             contention["table"] = tuple(contention["table"])
             return cls(
                 device=DeviceSpec(**device),
-                ops={op: OpCalibration.read(op, part) for op, part in document["ops"].items() if _is_op(op)},
+                ops={op: _read_op(op, part) for op, part in document["ops"].items()},
                 bandwidth=Bandwidth(**document["bandwidth"]),
                 contention=Contention(**contention),
                 host=Host(**document["host"]),
@@ -178,8 +185,8 @@ class DeviceCalibration:
                 holdout=tuple(document["holdout"]),
                 learning_curve=tuple(document["learning_curve"]),
             )
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise ValueError(f"is no complete latency model ({type(error).__name__}: {error}); fit it again") from None
+        except ValueError as error:
+            raise ValueError(f"is no complete latency model: {error}; fit it again") from None
 
     def save(self, path: Path) -> Path:
         """Write ``path`` to a temporary name, then rename it. One line a field, so that files can be compared."""
@@ -194,10 +201,12 @@ class DeviceCalibration:
         return list(self.document().items())
 
 
-def _is_op(op: str) -> bool:
-    if op not in AXES:
-        raise ValueError(f"op {op!r} is not known")
-    return True
+def _read_op(op: str, part: Mapping[str, Any]) -> OpCalibration:
+    try:
+        return OpCalibration.read(op, part)
+    except ValueError as error:
+        # All else is checked before: only whether the nodes are trees shows as they are linked.
+        raise ValueError(f"ops.{op}.trees.nodes: {error}") from None
 
 
 def load_calibration(path: Path) -> DeviceCalibration:
@@ -207,7 +216,8 @@ def load_calibration(path: Path) -> DeviceCalibration:
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; bulletsim fit writes a latency model") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no latency model: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is no latency model: {reason}; bulletsim fit writes one") from None
     try:
         return DeviceCalibration.read(document)
     except ValueError as error:

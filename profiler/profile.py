@@ -48,14 +48,14 @@ SHAPES: dict[str, tuple[str, ...]] = {
 
 gemm: (m x k) times (k x n). attention_prefill: ``sequences`` times ``new_tokens`` causal queries, each over
     ``cached_tokens`` and its own. attention_decode: one new token in each of ``decode_requests`` sequences that hold
-    ``decode_context_tokens`` each, the new one included. attention_mixed: one prefill sequence and the decoding ones
-    in one launch.
+    ``decode_context_tokens`` each (a sequence, not of all, here and in every kernel with this column), the new one
+    included. attention_mixed: one prefill sequence and the decoding ones in one launch.
 norm: residual sum and RMSNorm over ``width`` = hidden. rotary: positions in place, and K and V written to the cache.
 activation: SiLU times up, ``width`` columns out. embedding: ``width`` = hidden. sampling: ``tokens`` rows over
     ``width`` = vocabulary.
 all_reduce: ``bytes`` of the reduced array over ``devices``. copy: ``bytes`` read, and as many written.
 prefill_layers, decode_layers: that many whole transformer layers of the model that the provenance names.
-host_pass, host_launch: time that the host adds to one pass over the model, and to one launch.
+host_pass: time that the host adds to one pass over the model, the pass's launch included. host_launch: to one launch.
 """
 
 SHAPE_COLUMNS = tuple(dict.fromkeys(name for names in SHAPES.values() for name in names))
@@ -74,6 +74,16 @@ COLUMNS = (
 beside: the kernel that kept the other ``beside_sms`` busy, empty for none, with its shape in ``beside_*``.
 latency_s: median. repeats: how many times it was timed, 0 where the source does not say. spread: median absolute
 deviation over median, empty where unknown."""
+
+DTYPES = ("bf16", "fp8", "fp32")
+LAYERS = ("prefill_layers", "decode_layers")
+"""Kernels whose times hold for one model only."""
+
+LARGEST = 1 << 53
+"""Of a count: a float still tells it from its neighbours, and no product of sizes that exist comes near."""
+
+NESTED = 50
+"""Levels of a JSON document, far above what is written here and far below what overflows Python's stack."""
 
 _TEXT = ("kernel", "dtype", "beside")
 _REAL = ("latency_s", "spread")
@@ -166,6 +176,11 @@ def load_profile(path: Path) -> Profile:
         profile = Profile.of(frame, provenance)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    if provenance.rows is not None and provenance.rows != len(frame):
+        raise ValueError(
+            f"{path} holds {len(frame)} rows, but {beside.name} says rows is {provenance.rows}; the two belong to "
+            f"different profiles: restore the one that was changed, or profile again"
+        )
     if provenance.rows_sha256 is not None and rows_digest(profile.rows) != provenance.rows_sha256:
         raise ValueError(
             f"{path} does not hold the rows that {beside.name} describes; the two belong to different profiles"
@@ -188,7 +203,10 @@ def rows_digest(rows: pd.DataFrame) -> str:
 
 
 def merged(profiles: Sequence[Profile]) -> Profile:
-    """Profiles of one device as one. Raises ValueError where devices differ."""
+    """Profiles of one device as one. Raises ValueError where devices differ, or the models of measured layers.
+
+    Settings are those of the first profile with ``ceilings``, and in ``profiles`` those of each.
+    """
     first = profiles[0].provenance
     for other in profiles[1:]:
         found = other.provenance
@@ -200,13 +218,63 @@ def merged(profiles: Sequence[Profile]) -> Profile:
     if len(profiles) == 1:
         return profiles[0]
     rows = pd.concat([profile.rows for profile in profiles], ignore_index=True)
-    origins = "; ".join(dict.fromkeys(profile.provenance.origin for profile in profiles))
-    return Profile(rows, first.model_copy(update={"origin": origins, "rows": None, "rows_sha256": None}))
+    of = _of_the_layers(profiles)
+    settings = [profile.provenance.settings for profile in profiles]
+    changed = {
+        "origin": "; ".join(dict.fromkeys(profile.provenance.origin for profile in profiles)),
+        "model": of.model,
+        "tensor_parallel": of.tensor_parallel,
+        "settings": {**next((found for found in settings if "ceilings" in found), settings[0]), "profiles": settings},
+        "rows": None,
+        "rows_sha256": None,
+    }
+    return Profile(rows, first.model_copy(update=changed))
+
+
+def _of_the_layers(profiles: Sequence[Profile]) -> Provenance:
+    """Whose model the profiles' layers are of; without layers, the first that names a model."""
+    layered = [
+        profile.provenance
+        for profile in profiles
+        if (profile.rows["kernel"].isin(LAYERS) | profile.rows["beside"].isin(LAYERS)).any()
+    ]
+    for other in layered[1:]:
+        if (other.model, other.tensor_parallel) != (layered[0].model, layered[0].tensor_parallel):
+            raise ValueError(
+                f"profiles with layers of two models: {_model_of(layered[0])} and {_model_of(other)}; "
+                f"fit them one by one, or leave one out"
+            )
+    named = [profile.provenance for profile in profiles if profile.provenance.model]
+    return (layered or named or [profiles[0].provenance])[0]
+
+
+def _model_of(origin: Provenance) -> str:
+    return f"{origin.model or 'one not named'} at tensor parallel {origin.tensor_parallel}"
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The document. Raises ValueError for what is no JSON (NaN included), and for one nested beyond all reason."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON number")
+
+    try:
+        document = json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise ValueError(f"nested more than {NESTED} levels deep") from None
+    level, depth = [document], 0
+    while level:
+        depth += 1
+        if depth > NESTED:
+            raise ValueError(f"nested more than {NESTED} levels deep")
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [part for value in inner if not isinstance(value, str | int | float | None) for part in value]
+    return document
 
 
 def _provenance(path: Path) -> Provenance:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no provenance of a profile: {error}") from None
     written = data.get("format") if isinstance(data, dict) else None
@@ -229,14 +297,29 @@ def _complete(frame: pd.DataFrame) -> pd.DataFrame:
         if name not in frame.columns:
             raise ValueError(f"column {name!r} is missing")
     columns: dict[str, Any] = {}
+    for name in frame.columns.difference([*_TEXT, *_REAL]):
+        # Before they become integers, which such numbers would overflow.
+        sizes = pd.to_numeric(frame[name], errors="coerce").astype("float64").abs()
+        _refuse(frame, sizes > LARGEST, name, f"a count is at most {LARGEST}")
     for name in COLUMNS:
         try:
             columns[name] = _column(frame, name)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
+            if name not in _TEXT:
+                _refuse(frame, _no_numbers(frame[name], name), name, "it is no " + _kind(name))
             raise ValueError(
-                f"column {name!r} holds a value that is no {'number' if name in _REAL else 'count'}"
+                f"column {name!r} holds a value that is no {_kind(name)}; write the column again, of one type"
             ) from None
     return pd.DataFrame(columns)
+
+
+def _kind(name: str) -> str:
+    return "text" if name in _TEXT else "number" if name in _REAL else "count"
+
+
+def _no_numbers(values: pd.Series[Any], name: str) -> Any:
+    numbers = pd.to_numeric(values, errors="coerce")
+    return values.notna() & (numbers.isna() | (name not in _REAL) & (numbers % 1 != 0))
 
 
 def _column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
@@ -258,6 +341,10 @@ def _checked(frame: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:
         raise ValueError("no rows; a profile has at least one measurement")
     latency = frame["latency_s"].to_numpy()
     _refuse(frame, ~(np.isfinite(latency) & (latency > 0)), "latency_s", "it must be a time above 0")
+    _refuse(frame, ~frame["dtype"].isin(DTYPES), "dtype", f"known: {', '.join(DTYPES)}")
+    _refuse(frame, frame["repeats"].fillna(0) < 0, "repeats", "it must be 0 or more, 0 where it is not known")
+    spread = frame["spread"].to_numpy()
+    _refuse(frame, np.isinf(spread) | (spread < 0), "spread", "it must be 0 or more, empty where it is not known")
     sms = frame["sms"].fillna(0).to_numpy(dtype=np.int64)
     wrong = (sms < 1) | (sms > provenance.sms)
     _refuse(frame, wrong, "sms", f"it must be 1 to the {provenance.sms} of {provenance.device}")
@@ -285,6 +372,6 @@ def _refuse(frame: pd.DataFrame, wrong: Any, name: str, why: str) -> None:
         return
     row = int(rows[0])
     value = frame[name].iloc[row]
-    shown = "empty" if pd.isna(value) else value
+    shown = "empty" if pd.isna(value) else repr(value) if isinstance(value, str) else value
     more = f" (and {rows.size - 1} more rows)" if rows.size > 1 else ""
     raise ValueError(f"row {row} ({frame['kernel'].iloc[row]}): {name} is {shown}; {why}{more}")

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 LEAF_UNIT = 1e-4
 """Leaves are rounded to this; sums of some hundred of them then err by about 0.0005 in the logarithm of a time."""
 
+LARGEST_LEAF = 500_000
+"""Of a leaf, and of what all trees together can add: 50 in the logarithm of a time, beyond any measurement."""
+
+MOST_LEVELS = 1000
+"""Of one tree; each is a step for every row that is asked."""
+
 Floats = NDArray[np.float64]
 
 
@@ -84,9 +90,16 @@ class Trees:
         feature, second = nodes.reshape(-1, 2).T
         sizes = np.array([len(table) for table in thresholds] or [0])
         inner = feature >= 0
-        if feature.max(initial=-1) >= len(thresholds) or (second[inner] >= sizes[feature[inner]]).any():
+        if (
+            feature.min(initial=-1) < -1
+            or feature.max(initial=-1) >= len(thresholds)
+            or second[inner].min(initial=0) < 0
+            or (second[inner] >= sizes[feature[inner]]).any()
+        ):
             raise ValueError("a node splits on a feature or threshold that is not there")
         left, right, roots, levels = _linked(feature, int(document["trees"]))
+        value = np.where(inner, 0, second)
+        _check_reach(value, roots, levels)
         return cls(
             baseline=float(document["baseline"]),
             thresholds=thresholds,
@@ -95,7 +108,7 @@ class Trees:
             threshold=np.where(inner, second, 0),
             left=left,
             right=right,
-            value=np.where(inner, 0, second),
+            value=value,
             levels=levels,
         )
 
@@ -126,6 +139,14 @@ class Trees:
         if np.abs(trees.predict(features) - model.predict(features)).max(initial=0.0) > LEAF_UNIT * len(grown):
             raise ValueError("this version of scikit-learn keeps its boosted trees in another form; use 1.5 to 1.9")
         return trees
+
+
+def _check_reach(value: NDArray[np.int32], roots: NDArray[np.int32], levels: NDArray[np.int32]) -> None:
+    """Raises ValueError where trees are too deep to ask, or add up to what no logarithm of a time is."""
+    if levels.max(initial=0) > MOST_LEVELS:
+        raise ValueError(f"a tree has {levels.max()} levels; it must have at most {MOST_LEVELS}")
+    if len(roots) and np.maximum.reduceat(np.abs(value.astype(np.int64)), roots).sum() > LARGEST_LEAF:
+        raise ValueError(f"the leaves add up to more than {LARGEST_LEAF * LEAF_UNIT:g}")
 
 
 def _short(thresholds: list[float], column: Floats) -> list[float]:

@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     """What to measure.
 
     device: ``cpu`` or ``cuda``. model: its shapes are measured. out: see :func:`paths`. quick: the coarse grid alone.
-    kernels: only these; all where empty. repeats: of each point, spread over the device's rounds.
+    kernels: only these; all where empty. repeats: of each point, see :func:`rounds_of`.
     limit_s: begin nothing after so many seconds.
     """
 
@@ -80,7 +80,7 @@ def measure(settings: Settings, progress: Callable[[int], Progress] | None = Non
     try:
         grid = plan(model, device.shares, device.reach, quick=settings.quick, kernels=settings.kernels)
         with Journal.open(journal_path, _header(settings, model, device, grid)) as journal:
-            _fill(journal, grid, device, settings, (progress or _silent)(grid.points * device.rounds))
+            _fill(journal, grid, device, settings, (progress or _silent)(grid.points * rounds_of(settings, device)))
             return _outcome(journal.path, journal.header, journal.samples, target)
     finally:
         device.close()
@@ -134,9 +134,10 @@ def _fill(journal: Journal, grid: Grid, device: Device, settings: Settings, tell
     What drifts in minutes, as a shared machine does, then shows in a point's own repeats.
     """
     done = Counter((sample.target, sample.variant) for sample in journal.samples if not sample.failed)
-    repeats = -(-settings.repeats // device.rounds)
+    rounds = rounds_of(settings, device)
+    repeats = -(-settings.repeats // rounds)
     begun, longest = time.monotonic(), 0.0
-    for number, group in product(range(device.rounds), grid.groups):
+    for number, group in product(range(rounds), grid.groups):
         missing = Group(group.target, tuple(v for v in group.variants if done[group.target, v] <= number))
         if not missing.variants:
             continue
@@ -150,6 +151,11 @@ def _fill(journal: Journal, grid: Grid, device: Device, settings: Settings, tell
             done[sample.target, sample.variant] += 1
         longest = max(longest, time.monotonic() - begun - elapsed)
     tell(done.total(), "")
+
+
+def rounds_of(settings: Settings, device: Device) -> int:
+    """The device's rounds, or fewer where fewer repeats are asked for; each has as many, so there may be more."""
+    return min(device.rounds, settings.repeats)
 
 
 def _silent(points: int) -> Progress:
@@ -169,7 +175,7 @@ def _header(settings: Settings, model: ModelSpec, device: Device, grid: Grid) ->
             "quick": settings.quick,
             "kernels": settings.kernels,
             "repeats": settings.repeats,
-            "rounds": device.rounds,
+            "rounds": rounds_of(settings, device),
             "grid": grid.digest,
         },
         {
@@ -201,7 +207,9 @@ def _outcome(journal: Path, header: Header, samples: Sequence[Sample], target: P
             model=settings["model"],
             settings={
                 **{name: value for name, value in about.items() if name != "date"},
-                **{name: settings[name] for name in ("quick", "kernels", "repeats", "rounds", "grid")},
+                **{name: settings[name] for name in ("quick", "kernels", "rounds", "grid")},
+                # As many as were made, which may be more than were asked for.
+                "repeats": -(-settings["repeats"] // settings["rounds"]) * settings["rounds"],
                 "interrupted_points": gaps,
                 "failed_points": len(failed),
                 **derived(good, settings["sms"], settings["dtype"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,26 @@ from typing import Any, NamedTuple, Self
 
 from profiler.measure.device import Sample
 from profiler.measure.grid import Target, Variant
+from profiler.profile import DTYPES, LARGEST, SHAPES, parsed_json
 
 FORMAT = 1
+
+SETTINGS: dict[str, type] = {
+    "device": str,
+    "machine": str,
+    "sms": int,
+    "dtype": str,
+    "model": str,
+    "quick": bool,
+    "kernels": list,
+    "repeats": int,
+    "rounds": int,
+    "grid": str,
+}
+ABOUT: dict[str, type] = {"date": str, "points": int}
+"""What the profile is written from: a header that lacks any of it would fail only after the measurement."""
+
+_NAMES = {str: "a text", int: "a number, 1 or more", bool: "true or false", list: "a list"}
 
 
 class Header(NamedTuple):
@@ -42,8 +61,8 @@ class Journal:
         """A new journal, or the one at ``path`` to be continued.
 
         Raises ValueError for a journal of other settings, naming the first that differs, for one that another
-        process writes, and for one that is damaged elsewhere than in its last line. OSError where it cannot be
-        written.
+        process writes, and for one with a line, other than an unfinished last one, that no measurement wrote.
+        OSError where it cannot be written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b")
@@ -129,29 +148,92 @@ def _parsed(path: Path, content: bytes) -> tuple[Header | None, list[Sample], in
         raise ValueError(f"{path} is no journal of bulletsim profile; take another --out, or remove it")
     if head["journal"] != FORMAT:
         raise ValueError(f"{path} has format {head['journal']}, this version writes {FORMAT}; take another --out")
-    try:
-        return Header(head["settings"], head["about"]), [_sample(document) for document in documents[1:]], torn
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: {error} is missing or wrong; remove it and measure again") from None
+    header = _header(path, head)
+    samples = [_sample(path, number, line, header.settings["sms"]) for number, line in enumerate(documents[1:], 2)]
+    return header, samples, torn
 
 
 def _document(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(line)
+        document = parsed_json(line)
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise ValueError(f"{path}, line {number} is damaged; remove that line, or the file to measure all again")
+        remedy = "remove the file" if number == 1 else "remove that line, or the file"
+        raise ValueError(f"{path}, line {number} is damaged; {remedy} to measure all again")
     return document
 
 
-def _sample(line: Mapping[str, Any]) -> Sample:
-    beside = line.get("beside")
-    variant = Variant(line["sms"])
-    if beside is not None:
-        variant = Variant(line["sms"], Target(beside["kernel"], tuple(beside["shape"])), beside["sms"])
-    target = Target(line["kernel"], tuple(line["shape"]))
-    return Sample(target, variant, tuple(line["seconds"]), line.get("gap"), line.get("failed", ""))
+def _header(path: Path, head: Mapping[str, Any]) -> Header:
+    """Raises ValueError where what the profile will need is not there."""
+    for part, needed in (("settings", SETTINGS), ("about", ABOUT)):
+        found = head.get(part)
+        fault = "" if isinstance(found, dict) else f"{part} is {_brief(found)}; it must be an object"
+        for name, kind in needed.items() if isinstance(found, dict) else ():
+            value = found.get(name)
+            if type(value) is not kind or (kind is int and not 1 <= value <= LARGEST):
+                fault = fault or f"{name} in {part} is {_brief(value)}; it must be {_NAMES[kind]}"
+        if not fault and part == "settings" and head[part]["dtype"] not in DTYPES:
+            fault = f"dtype in settings is {_brief(head[part]['dtype'])}; known: {', '.join(DTYPES)}"
+        if not fault and part == "settings" and not (head[part]["device"] and head[part]["machine"]):
+            fault = "device or machine in settings is empty; it must be a name"
+        if fault:
+            raise ValueError(f"{path}, line 1: {fault}; remove the file to measure all again")
+    return Header(head["settings"], head["about"])
+
+
+def _sample(path: Path, number: int, line: Mapping[str, Any], whole: int) -> Sample:
+    """``whole``: the device's SMs. Raises ValueError for a line that would make no row of a profile."""
+    try:
+        target, sms = _target(line, "", whole)
+        variant = Variant(sms)
+        if line.get("beside") is not None:
+            if not isinstance(line["beside"], dict):
+                raise ValueError(f"beside is {_brief(line['beside'])}; it must be an object")
+            variant = Variant(sms, *_target(line["beside"], "beside: ", whole))
+        return Sample(target, variant, *_timed(line))
+    except ValueError as error:
+        raise ValueError(
+            f"{path}, line {number}: {error}; remove that line, or the file to measure all again"
+        ) from None
+
+
+def _target(line: Mapping[str, Any], where: str, whole: int) -> tuple[Target, int]:
+    kernel, shape, sms = line.get("kernel"), line.get("shape"), line.get("sms")
+    if not isinstance(kernel, str) or kernel not in SHAPES:
+        raise ValueError(f"{where}kernel is {_brief(kernel)}; known: {', '.join(SHAPES)}")
+    names = SHAPES[kernel]
+    if not isinstance(shape, list) or len(shape) != len(names):
+        raise ValueError(f"{where}shape is {_brief(shape)}; {kernel} has {', '.join(names)}")
+    for name, size in zip(names, shape, strict=True):
+        least = 0 if name == "cached_tokens" else 1
+        if type(size) is not int or not least <= size <= LARGEST:
+            raise ValueError(f"{where}{name} in shape is {_brief(size)}; it must be a whole number, {least} or more")
+    if type(sms) is not int or not 1 <= sms <= whole:
+        raise ValueError(f"{where}sms is {_brief(sms)}; it must be 1 to the device's {whole}")
+    return Target(kernel, tuple(shape)), sms
+
+
+def _timed(line: Mapping[str, Any]) -> tuple[tuple[float, ...], float | None, str]:
+    """Seconds, gap, and why there are none."""
+    seconds, gap, failed = line.get("seconds"), line.get("gap"), line.get("failed", "")
+    if not isinstance(failed, str):
+        raise ValueError(f"failed is {_brief(failed)}; it must be a text")
+    if not isinstance(seconds, list) or not (seconds or failed) or not all(_is_time(value) for value in seconds):
+        raise ValueError(f"seconds is {_brief(seconds)}; it must be a list of times above 0")
+    if gap is not None and not (_is_time(gap) or gap == 0):
+        raise ValueError(f"gap is {_brief(gap)}; it must be a share, 0 or more, or absent")
+    return tuple(seconds), gap, failed
+
+
+def _is_time(value: Any) -> bool:
+    # An int that no float can hold is none either.
+    return type(value) in (int, float) and 0 < value < 1e300 and math.isfinite(value)
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _compare(path: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
