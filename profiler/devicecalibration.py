@@ -150,19 +150,7 @@ class DeviceCalibration:
     @classmethod
     def read(cls, document: Any) -> Self:
         """Raises ValueError, without the file's name, where ``document`` is none, of a newer format, or not sound."""
-        if not isinstance(document, dict) or document.get("kind") != KIND:
-            raise ValueError("is no latency model; bulletsim fit writes one")
-        written = document.get("format")
-        # True is an int to Python, and equals 1.
-        if type(written) is not int or not 1 <= written <= FORMAT_VERSION:
-            raise ValueError(
-                f"has format {reprlib.repr(written)}; this version reads up to {FORMAT_VERSION}: update bulletsim, or fit again"
-            )
-        known = document.get("features")
-        if type(known) is not int or known != FEATURES_VERSION:
-            raise ValueError(
-                f"has features {reprlib.repr(known)} and this version knows {FEATURES_VERSION}: fit it again"
-            )
+        _check_version(document)
         # Imported here, as pydantic would double the time of importing the profiler.
         from profiler.modelfile import check
 
@@ -199,6 +187,21 @@ class DeviceCalibration:
 
     def _parts(self) -> list[tuple[str, Any]]:
         return list(self.document().items())
+
+
+def _check_version(document: Any) -> None:
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise ValueError("is no latency model; bulletsim fit writes one")
+    written = document.get("format")
+    # True is an int to Python, and equals 1.
+    if type(written) is not int or not 1 <= written <= FORMAT_VERSION:
+        raise ValueError(
+            f"has format {reprlib.repr(written)}; this version reads up to {FORMAT_VERSION}: "
+            f"update bulletsim, or fit again"
+        )
+    known = document.get("features")
+    if type(known) is not int or known != FEATURES_VERSION:
+        raise ValueError(f"has features {reprlib.repr(known)} and this version knows {FEATURES_VERSION}: fit it again")
 
 
 def _read_op(op: str, part: Mapping[str, Any]) -> OpCalibration:
