@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from profiler.profile import load_profile
+from profiler.profile import Profile, Provenance, load_profile
 
 GEMM = (
     "device,kernel_source,gemm_dtype,m,n,k,latency_ms\n"
@@ -85,3 +85,40 @@ def test_refusals(tmp_path: Path, gemm: str, capsys: pytest.CaptureFixture[str])
     assert not list(tmp_path.glob("x*"))
     assert "does not exist; a profile is NAME.parquet" in refused(capsys, "info", str(tmp_path / "none"))
     assert "no such file" in message("aiconfigurator", str(tmp_path / "gemm_perf.csv"))
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("", "--out is '.', which names no file; give a name such as out/profile"),
+        (".", "--out is '.', which names no file"),
+        ("..", "--out is '..', which names no file"),
+        ("/proc/x.json", "/proc/x.json cannot be written: "),
+        ("{gemm}/x", "{gemm}/x cannot be written: {gemm} is a file, not a folder; choose another name"),
+    ],
+)
+def test_a_name_that_cannot_be_written_is_refused_before_tables_are_read(
+    out: str, message: str, gemm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["import", "aiconfigurator", f"{gemm}.missing", "--device", "H200", "--out", out.format(gemm=gemm)]
+    assert message.format(gemm=gemm) in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"kernels": 5, "left_out": {"a": "b"}}, ["kernels: 5", "left out: a: b"]),
+        ({"kernels": {"gemm": 5, "copy": ["x", 1], "norm": None}}, ["copy was: x, 1", "gemm was: 5", "norm was: None"]),
+        ({"kernels": ["gemm", "copy"], "left_out": 12345}, ["kernels: gemm, copy", "left out: 12,345"]),
+        ({"kernels": [], "left_out": None}, []),
+    ],
+)
+def test_info_prints_what_it_can_of_free_settings(
+    settings: dict[str, object], shown: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = Provenance(device="H200", sms=132, source="imported", origin="x", date="", settings=settings)
+    row = {"kernel": "copy", "dtype": "bf16", "bytes": 64, "sms": 132, "latency_s": 1.0}
+    Profile.of([row], origin).save(tmp_path / "p")
+    assert run(["profiles", "info", str(tmp_path / "p")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("date: not stated") + 1 : -1] == shown

@@ -290,19 +290,34 @@ def test_the_cpu_as_a_device() -> None:
     assert CPU.layers == 4
 
 
-def test_rounds_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("repeats", "rounds", "made"), [(1, 1, 1), (2, 2, 2), (3, 3, 3), (5, 3, 6)])
+def test_rounds_are_put_together(tmp_path: Path, fake: FakeDevice, repeats: int, rounds: int, made: int) -> None:
     """Each round goes through the whole grid; a point has the times of all, and resuming asks only for what lacks."""
-    fake = FakeDevice()
     fake.rounds = 3
-    monkeypatch.setattr("profiler.measure.campaign.open_device", lambda name, model: fake)
-    outcome = measure(settings(tmp_path / "p"))
-    half = len(fake.measured) // 3
-    assert fake.measured[:half] == fake.measured[half : 2 * half] == fake.measured[2 * half :]
-    assert outcome.measured == outcome.points == half
-    repeats = -(-settings(tmp_path / "p").repeats // 3)
-    assert set(outcome.profile.rows["repeats"]) == {3 * repeats}
+    asked = settings(tmp_path / "p", repeats=repeats)
+    outcome = measure(asked)
+    once = len(fake.measured) // rounds
+    assert fake.measured == fake.measured[:once] * rounds
+    assert outcome.measured == outcome.points == once
+    assert set(outcome.profile.rows["repeats"]) == {made}
+    kept = outcome.profile.provenance.settings
+    assert (kept["rounds"], kept["repeats"]) == (rounds, made)
     journal = tmp_path / "p.journal.jsonl"
     journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-2]))
     fake.measured.clear()
-    assert measure(settings(tmp_path / "p")).measured == half
+    assert measure(asked).measured == once
     assert len(fake.measured) == 2
+
+
+def test_a_damaged_journal_is_refused_before_anything_is_measured(
+    tmp_path: Path, fake: FakeDevice, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(settings(tmp_path / "p"))
+    fake.measured.clear()
+    journal = tmp_path / "p.journal.jsonl"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:4], lines[4].replace('"seconds": [', '"seconds": [-'), ""]))
+    given = ["--device", "cpu", "--model", "tiny", "--out", str(tmp_path / "p"), "--repeats", "2"]
+    line = refusal(capsys, *given)
+    assert f"{journal}, line 5: seconds is [-0.001, 0.001]; it must be a list of times above 0; remove" in line
+    assert not fake.measured

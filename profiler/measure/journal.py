@@ -166,20 +166,25 @@ def _document(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _header(path: Path, head: Mapping[str, Any]) -> Header:
     """Raises ValueError where what the profile will need is not there."""
-    for part, needed in (("settings", SETTINGS), ("about", ABOUT)):
-        found = head.get(part)
-        fault = "" if isinstance(found, dict) else f"{part} is {_brief(found)}; it must be an object"
-        for name, kind in needed.items() if isinstance(found, dict) else ():
-            value = found.get(name)
-            if type(value) is not kind or (kind is int and not 1 <= value <= LARGEST):
-                fault = fault or f"{name} in {part} is {_brief(value)}; it must be {_NAMES[kind]}"
-        if not fault and part == "settings" and head[part]["dtype"] not in DTYPES:
-            fault = f"dtype in settings is {_brief(head[part]['dtype'])}; known: {', '.join(DTYPES)}"
-        if not fault and part == "settings" and not (head[part]["device"] and head[part]["machine"]):
-            fault = "device or machine in settings is empty; it must be a name"
-        if fault:
-            raise ValueError(f"{path}, line 1: {fault}; remove the file to measure all again")
-    return Header(head["settings"], head["about"])
+    settings, about = head.get("settings"), head.get("about")
+    fault = _fault("settings", settings, SETTINGS) or _fault("about", about, ABOUT)
+    if settings is None or about is None or fault:
+        raise ValueError(f"{path}, line 1: {fault}; remove the file to measure all again")
+    return Header(settings, about)
+
+
+def _fault(part: str, found: Any, needed: Mapping[str, type]) -> str:
+    """What is wrong with a part of the header; empty for nothing."""
+    if not isinstance(found, dict):
+        return f"{part} is {_brief(found)}; it must be an object"
+    for name, kind in needed.items():
+        value = found.get(name)
+        empty = value == "" or (isinstance(value, int) and kind is int and not 1 <= value <= LARGEST)
+        if type(value) is not kind or empty:
+            return f"{name} in {part} is {_brief(value)}; it must be {_NAMES[kind]}"
+        if name == "dtype" and value not in DTYPES:
+            return f"dtype in {part} is {_brief(value)}; known: {', '.join(DTYPES)}"
+    return ""
 
 
 def _sample(path: Path, number: int, line: Mapping[str, Any], whole: int) -> Sample:
