@@ -56,7 +56,7 @@ def refusal(path: Path, document: Any) -> str:
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ValueError, match="latency model|has f") as caught:
+        with pytest.raises(ValueError, match=r"latency model|has f") as caught:
             load_calibration(path)
     message = str(caught.value)
     assert "\n" not in message
