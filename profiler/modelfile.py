@@ -27,6 +27,9 @@ LARGEST_LOG = 50.0
 """Of log alpha: measured times are within a few powers of ten of the formula's."""
 
 LARGEST_SIZE = 1e12
+MOST_SEQUENCES = 4096
+"""Of one prefill launch, whose sequences are counted one by one."""
+
 DEEPEST = 8
 """Levels of a provenance's settings, which are free but for that."""
 
@@ -283,6 +286,8 @@ def _check_size(field: str, name: str, value: float) -> None:
     """A size has a logarithm; only a prefix may be empty."""
     if name == "dtype_bytes" and not 1 <= value <= 2:
         _refuse(field, f"has {name} {value}: it must be 1 to 2")
+    if name == "sequences" and value > MOST_SEQUENCES:
+        _refuse(field, f"has {name} {value}: it must be at most {MOST_SEQUENCES}")
     if value < 1 and name != "cached_tokens":
         _refuse(field, f"has {name} {value}: it must be 1 or more")
 

@@ -226,6 +226,15 @@ def test_leaves_add_up_to_something_a_time_can_have(tmp_path: Path) -> None:
     assert "ops.gemm.trees.nodes: the leaves add up to more than 50" in refusal(tmp_path / "model.json", document)
 
 
+def test_launches_have_few_sequences(tmp_path: Path) -> None:
+    model = built_in("H100")
+    assert model is not None
+    document = model.document()
+    document["ops"]["attention_prefill"]["ranges"]["sequences"] = [1.0, 1e6]
+    message = refusal(tmp_path / "model.json", document)
+    assert "ops.attention_prefill.ranges.sequences has sequences 1000000.0: it must be at most 4096" in message
+
+
 def test_nesting_ends(tmp_path: Path) -> None:
     deep = json.loads("[" * 20 + "]" * 20)
     message = refusal(tmp_path / "model.json", edited("provenance.settings", {"a": deep}))
