@@ -19,8 +19,8 @@ def check_writable(out: Path, *files: Path) -> None:
             raise ValueError(f"{out} cannot be written: {folder} is a file, not a folder; choose another name")
         # With the suffix that files have while they are written.
         trial = folder / f"{file.name}.partial"
-        left = trial.exists()
         try:
+            left = trial.exists()
             trial.open("ab").close()
         except OSError as error:
             raise ValueError(f"{out} cannot be written: {error.strerror}; choose another name") from None

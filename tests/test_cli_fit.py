@@ -120,6 +120,7 @@ def test_profiles_of_one_device_are_fitted_together(profile: Path, tmp_path: Pat
         (["{profile}", "{stem}", "--out", "{new}.json"], "{stem} is named twice"),
         (["{stem}x", "--out", ""], "--out is '.', which names no file; give a name such as out/model.json"),
         (["{stem}x", "--out", "/proc/x.json"], "/proc/x.json cannot be written: "),
+        (["{stem}x", "--out", "x" * 245 + ".json"], "x.json cannot be written: File name too long; choose another"),
         (["{stem}x", "--out", "{model}/x.json"], "{model}/x.json cannot be written: {model} is a file, not a folder"),
         (["{stem}x", "--out", "{new}.json"], "{stem}x.parquet does not exist"),
         (["{profile}", "--out", "{model}"], "{model}: exists already; choose another name, or replace it with --force"),
