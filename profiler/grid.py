@@ -15,7 +15,8 @@ class Axis:
     __slots__ = ("knots", "logs")
 
     def __init__(self, knots: Sequence[float]) -> None:
-        self.knots = list(knots)
+        # Whole sizes are asked for, and whole numbers compare faster with each other than with floats.
+        self.knots = [int(knot) if knot == int(knot) else knot for knot in knots]
         self.logs = [math.log1p(knot) for knot in knots]
 
     def place(self, value: float) -> tuple[int, float]:

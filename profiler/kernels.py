@@ -93,24 +93,18 @@ def prefill_attention(chunks: Chunks, heads: int, kv_heads: int, head_dim: int, 
     """
     flops = moved = issued = 0.0
     blocks = 0
+    kv_bytes = 2 * kv_heads * head_dim * DTYPE_BYTES[kv_dtype]
+    row_flops = 4.0 * heads * head_dim
+    row_bytes = 2.0 * ACTIVATION_BYTES * heads * head_dim
     for new, cached in chunks:
         rows, row_blocks = attention_rows(new)
-        flops += 4.0 * heads * head_dim * new * (cached + (new + 1) / 2)
-        kv_bytes = 2 * kv_heads * head_dim * DTYPE_BYTES[kv_dtype]
-        moved += 2.0 * ACTIVATION_BYTES * heads * head_dim * new + kv_bytes * (new + cached)
+        flops += row_flops * new * (cached + (new + 1) / 2)
+        moved += row_bytes * new + kv_bytes * (new + cached)
         blocks += heads * row_blocks
-        issued += heads * row_blocks * 4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2)
-    return Kernel(
-        "attention_prefill",
-        "attention",
-        flops=flops,
-        dram_bytes=moved,
-        blocks=blocks,
-        block_flops=issued / blocks,
-        op="attention_prefill",
-        dims=(heads, kv_heads, head_dim, DTYPE_BYTES[kv_dtype]),
-        chunks=chunks,
-    )
+        issued += row_flops * row_blocks * rows * (cached + rows * (row_blocks + 1) / 2)
+    op, dims = "attention_prefill", (heads, kv_heads, head_dim, DTYPE_BYTES[kv_dtype])
+    # By position: this is made for every new chunk, and names double what it costs.
+    return Kernel(op, "attention", flops, moved, "bf16", blocks, issued / blocks, 0.0, 1.0, op, 0.0, dims, chunks)
 
 
 def attention_rows(new: int) -> tuple[int, int]:

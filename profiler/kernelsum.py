@@ -14,7 +14,7 @@ from profiler.specs import DeviceSpec, ModelSpec
 from profiler.steptable import TABLE_ENTRIES, StepTable
 from profiler.work import Work
 
-Pass = tuple[list[float], list[tuple[float, float, Source]]]
+Pass = tuple[list[int], list[tuple[float, float, Source]]]
 """Contexts from which pieces begin, and of each piece seconds at context 0, seconds a token, and the source."""
 
 new = tuple.__new__
@@ -41,7 +41,7 @@ class KernelSumModel:
     reserve_tokens: int = 8192
     _shard: Shard = field(init=False, repr=False, compare=False)
     _table: StepTable = field(init=False, repr=False, compare=False)
-    _passes: list[dict[int, Pass]] = field(init=False, repr=False, compare=False)
+    _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
     _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class KernelSumModel:
         shard = Shard(self.model, self.device, self.tensor_parallel)
         object.__setattr__(self, "_shard", shard)
         object.__setattr__(self, "_table", self._make_table(shard))
-        object.__setattr__(self, "_passes", [{} for _ in range(self.device.sms + 1)])
+        object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
         object.__setattr__(self, "_beside_shares", {})
 
     @abstractmethod
@@ -81,16 +81,19 @@ class KernelSumModel:
         each had floor(its SMs * N / sum) of its own, at least one.
         """
         prefill, requests, context, layers, _, transferred = work
+        if beside is None and layers is None and not prefill and not transferred:
+            # Most steps of a run come here; Estimate's own constructor would be a third of the time.
+            try:
+                starts, segments = self._passes[sms][requests]
+            except KeyError:
+                starts, segments = self._add_pass(work, sms)
+            if context >= requests:
+                base, a_token, source = segments[bisect_right(starts, context) - 1]
+                return new(Estimate, (base + context * a_token, source))
         if transferred:
             return Estimate(self._transfer_s(work), "roofline")
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
-        if beside is None and not prefill and layers is None:
-            starts, segments = self._passes[sms].get(requests) or self._add_pass(work, sms)
-            if context >= requests:
-                base, a_token, source = segments[bisect_right(starts, context) - 1]
-                # Most steps of a run come here; Estimate's own constructor would be a third of the time.
-                return new(Estimate, (base + context * a_token, source))
         if beside is None or beside.kv_transfer_tokens:
             seconds, _, source = self._table.launch(work, sms)
         else:
@@ -103,6 +106,8 @@ class KernelSumModel:
 
     def _add_pass(self, work: Work, sms: int) -> Pass:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""
+        if not 0 < sms <= self.device.sms:
+            raise self._bad_sms("sms", sms)
         starts, segments = self._table.decode_pass(work, sms)
         host_s, factor = self.launch_overhead_s + self.pass_overhead_s, self.decode_composition
         pieces = [(factor * base + host_s, factor * a_token, source) for base, a_token, _, _, source in segments]

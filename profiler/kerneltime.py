@@ -46,33 +46,38 @@ class KernelClock:
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def time(self, kernel: Kernel, sms: int) -> KernelTime:
+        """A kernel with its own alphas and source; see :meth:`timed`."""
+        return self.timed(kernel, sms, kernel.alphas, kernel.source)
+
+    def timed(self, kernel: Kernel, sms: int, alphas: tuple[float, ...], source: Source) -> KernelTime:
         """Seconds of all runs of ``kernel`` alone on ``sms`` SMs; links ignore SMs.
 
         Between two measured shares log time is linear in the logarithm of SMs. With more SMs no kernel is slower:
         where a measured share would say so, the time of fewer SMs stands.
         """
         seconds, bound = self._formula(kernel, sms)
-        source = kernel.source
         measured = self.shares.get(kernel.op, ())
-        if len(kernel.alphas) < 2 or kernel.kind == "link":
-            seconds *= kernel.alphas[-1]
+        if len(alphas) < 2 or kernel.kind == "link":
+            seconds *= alphas[-1]
             if sms != (measured or (self.device.sms,))[-1] and source != "roofline" and kernel.kind != "link":
                 source = "extrapolated"
         else:
-            seconds = self._on_share(kernel, sms, seconds, measured)
+            seconds = self._on_share(kernel, sms, seconds, measured, alphas)
             if not measured[0] <= sms <= measured[-1] and source != "roofline":
                 source = "extrapolated"
             elif source == "measured" and sms not in measured:
                 source = "interpolated"
         return KernelTime(kernel, kernel.runs * seconds, bound, source)
 
-    def _on_share(self, kernel: Kernel, sms: int, formula: float, measured: tuple[int, ...]) -> float:
+    def _on_share(
+        self, kernel: Kernel, sms: int, formula: float, measured: tuple[int, ...], alphas: tuple[float, ...]
+    ) -> float:
         """One run between the measured shares around ``sms``, or scaled by the formula beyond them."""
         after = bisect_left(measured, sms)
         if after == 0:
-            return kernel.alphas[0] * formula
+            return alphas[0] * formula
         best = float("inf")
-        times = zip(measured[: after + 1], kernel.alphas, strict=False)
+        times = zip(measured[: after + 1], alphas, strict=False)
         known = [best := min(best, alpha * self._formula(kernel, share)[0]) for share, alpha in times]
         if after == len(measured):
             return known[-1] * formula / self._formula(kernel, measured[-1])[0]

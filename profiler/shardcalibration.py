@@ -65,17 +65,19 @@ class ShardCalibration:
         return self._clock
 
     def calibrated(self, kernel: Kernel) -> Kernel:
-        """``kernel`` with measured alphas, or the assumed efficiency of its kind where its op was not measured."""
+        """``kernel`` with the alphas and source of :meth:`alphas`."""
+        return Kernel(*kernel[:-2], *self.alphas(kernel))
+
+    def alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
+        """(measured alphas, source), or the assumed efficiency of its kind where its op was not measured."""
         op = self._ops.get(kernel.op)
         if op is None:
-            return Kernel(*kernel[:-2], self._defaults[kernel.kind], kernel.source)
+            return self._defaults[kernel.kind], kernel.source
         if kernel.op == "attention_prefill":
-            alphas, source = self._prefill(op, kernel)
-        elif kernel.op == "attention_decode":
-            alphas, source = self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
-        else:
-            alphas, source = self._curve(op, kernel).alphas((kernel.size,))
-        return Kernel(*kernel[:-2], alphas, source)
+            return self._prefill(op, kernel)
+        if kernel.op == "attention_decode":
+            return self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
+        return self._curve(op, kernel).alphas((kernel.size,))
 
     @property
     def mixes(self) -> bool:

@@ -7,6 +7,7 @@ parts, each kept in a table. ``KernelClock`` is the formula; nothing else comput
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -27,6 +28,8 @@ class Calibration(Protocol):
     """What measurements say of a kernel: the same kernel with its ``alphas`` and ``source``."""
 
     def calibrated(self, kernel: Kernel) -> Kernel: ...
+
+    def alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]: ...
 
     @property
     def mixes(self) -> bool:
@@ -116,7 +119,7 @@ class StepTable:
         self._layers: list[dict[int, tuple[_Times, _Times]]] = [{} for _ in shares]
         self._heads: list[dict[int, _Times]] = [{} for _ in shares]
         self._attention: list[dict[Chunks, _Times]] = [{} for _ in shares]
-        self._decode: list[dict[int, tuple[list[float], list[Segment]]]] = [{} for _ in shares]
+        self._decode: list[dict[int, tuple[list[int], list[Segment]]]] = [{} for _ in shares]
         self._decode_kernels: dict[int, list[Kernel]] = {}
         self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
         self._head_kernels: dict[int, list[Kernel]] = {}
@@ -185,7 +188,7 @@ class StepTable:
             source,
         )
 
-    def decode_pass(self, work: Work, sms: int) -> tuple[list[float], list[Segment]]:
+    def decode_pass(self, work: Work, sms: int) -> tuple[list[int], list[Segment]]:
         """Whole passes that decode as many requests as ``work``: pieces linear in the context, and where they begin.
 
         Raises ValueError as ``launch`` does.
@@ -281,12 +284,12 @@ class StepTable:
             if new < 1 or cached < 0:
                 raise _bad(work)
         kernel = self._shard.attention_prefill(prefill)
-        if self._calibration is not None:
-            kernel = self._calibration.calibrated(kernel)
-        _, seconds, bound, source = self._clock.time(kernel, sms)
+        calibration = self._calibration
+        alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
+        _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
         return _put(self._attention[sms], prefill, _Times(seconds, seconds if bound == "dram" else 0.0, source))
 
-    def _add_decode(self, requests: int, sms: int) -> tuple[list[float], list[Segment]]:
+    def _add_decode(self, requests: int, sms: int) -> tuple[list[int], list[Segment]]:
         """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
         points = self._decode_points(requests, sms)
         time = self._clock.time
@@ -298,7 +301,9 @@ class StepTable:
             moves = two.bound == "dram"
             source = _weaker(one.source, two.source)
             segments.append(Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, source))
-        return _put(self._decode[sms], requests, ([kernel.size for kernel in points[:-1]], segments))
+        # Contexts are whole, and whole numbers compare faster with each other than with floats.
+        starts = [math.ceil(kernel.size) for kernel in points[:-1]]
+        return _put(self._decode[sms], requests, (starts, segments))
 
     def _decode_points(self, requests: int, sms: int) -> list[Kernel]:
         """Decode attention at its knots: the least context, those that are known, and one beyond."""
