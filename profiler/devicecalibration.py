@@ -117,6 +117,12 @@ class DeviceCalibration:
     holdout: tuple[Mapping[str, Any], ...] = ()
     learning_curve: tuple[Mapping[str, Any], ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeviceCalibration) and (self is other or self.document() == other.document())
+
+    def __hash__(self) -> int:
+        return hash((self.device.name, str(self.provenance.get("rows_sha256")), tuple(self.ops)))
+
     def clock(self) -> KernelClock:
         """The formula with this device's floors, bandwidth curve and measured SM shares."""
         device = self.device

@@ -214,6 +214,8 @@ def test_files_hold_the_whole_model(tmp_path: Path) -> None:
     assert measured().save(tmp_path / "again.json").read_bytes() == path.read_bytes()
     copied = pickle.loads(pickle.dumps(again))
     assert copied.estimate(work, 70) == again.estimate(work, 70)
+    assert copied == again == fitted(TINY, load_calibration(path)) != fitted(TINY, built_in("H100") or "")
+    assert hash(copied) == hash(again)
     assert not list(tmp_path.glob("*.partial"))
 
 
