@@ -211,6 +211,13 @@ def _assumed(model: DeviceCalibration) -> str:
             f"prefill {model.composition.prefill:.3g}, decode {model.composition.decode:.3g}",
         ),
     }
+    if model.mixed is not None:
+        ratios = sorted(model.mixed.ratios)
+        middle = ratios[len(ratios) // 2]
+        parts["mixed attention over its parts"] = (
+            "measured",
+            f"{ratios[0]:.2g} to {ratios[-1]:.2g}, median {middle:.2g}",
+        )
     return "\n".join(f"{name}: {origin}, {value}" for name, (origin, value) in parts.items())
 
 

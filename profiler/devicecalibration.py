@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from profiler.calibration import OpCalibration
+from profiler.kernelsum import LAUNCH_OVERHEAD_S, PASS_OVERHEAD_S
 from profiler.kerneltime import KernelClock
 from profiler.mixed import MixedAttention
+from profiler.roofline import Efficiencies
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, FEATURES_VERSION
 
@@ -73,8 +75,8 @@ class Contention:
 class Host:
     """Seconds that the host adds to a pass over the model, and to a launch."""
 
-    pass_s: float = 0.25e-3
-    launch_s: float = 0.05e-3
+    pass_s: float = PASS_OVERHEAD_S
+    launch_s: float = LAUNCH_OVERHEAD_S
     origin: Origin = "assumed"
 
 
@@ -91,9 +93,9 @@ class Composition:
 class Unmeasured:
     """Efficiencies of ops that nobody measured: shares of the peaks, and seconds of the smallest launch."""
 
-    gemm: float = 0.86
-    attention: float = 0.62
-    bandwidth: float = 0.80
+    gemm: float = Efficiencies().gemm
+    attention: float = Efficiencies().attention
+    bandwidth: float = Efficiencies().bandwidth
     floor_s: float = 0.0
 
 
@@ -185,14 +187,13 @@ class DeviceCalibration:
     def save(self, path: Path) -> Path:
         """Write ``path`` to a temporary name, then rename it. One line a field, so that files can be compared."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        parts = [f"{json.dumps(name)}:{json.dumps(part, separators=(',', ':'))}" for name, part in self._parts()]
+        parts = [
+            f"{json.dumps(name)}:{json.dumps(part, separators=(',', ':'))}" for name, part in self.document().items()
+        ]
         temporary = path.with_name(path.name + ".partial")
         temporary.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
         temporary.replace(path)
         return path
-
-    def _parts(self) -> list[tuple[str, Any]]:
-        return list(self.document().items())
 
 
 def _check_version(document: Any) -> None:

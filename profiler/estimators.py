@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted  # type: ignore[import-unty
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from profiler.calibration import MeasuredPoints, OpCalibration
-from profiler.kerneltime import KernelClock
+from profiler.kerneltime import KernelClock, sharp_bandwidth
 from profiler.profile import Profile
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats, Shapes, base_seconds, features
@@ -79,14 +79,8 @@ def clock_of(
     flops = {("gemm", "bf16"): device.bf16_flops, ("attention", "bf16"): device.bf16_flops}
     if device.fp8_flops is not None:
         flops |= {("gemm", "fp8"): device.fp8_flops}
-    curve = flat_bandwidth(device) if bandwidth is None else bandwidth
+    curve = sharp_bandwidth(device) if bandwidth is None else bandwidth
     return KernelClock(device, flops, tuple(curve), floors or {})
-
-
-def flat_bandwidth(device: DeviceSpec) -> Floats:
-    """D_p = D_peak * min(1, N_p / N_d), for 0, 1, ... all SMs."""
-    shares = np.arange(device.sms + 1)
-    return device.dram_bytes_per_s * np.minimum(1.0, shares / device.bandwidth_knee_sms)
 
 
 class CalibratedRoofline(RegressorMixin, BaseEstimator):  # type: ignore[misc]

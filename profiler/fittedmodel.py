@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from profiler.devicecalibration import DeviceCalibration, built_in, built_in_names, load_calibration
@@ -21,12 +22,18 @@ class FittedModel(KernelSumModel):
     calibration: DeviceCalibration
 
     def _make_table(self, shard: Shard) -> StepTable:
-        calibration = ShardCalibration(self.calibration)
+        calibration = _tabulated(self.calibration)
         return StepTable(shard, calibration.clock, calibration)
 
     def _contention(self, decodes: bool) -> tuple[float, float]:
         found = self.calibration.contention
         return (found.decode_any, found.decode) if decodes else (found.prefill_any, found.prefill)
+
+
+@lru_cache(maxsize=8)
+def _tabulated(calibration: DeviceCalibration) -> ShardCalibration:
+    # Its grids depend on kernels' dimensions alone: the cells of a sweep ask the trees once, not once a cell.
+    return ShardCalibration(calibration)
 
 
 def fitted(

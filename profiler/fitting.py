@@ -19,7 +19,7 @@ from profiler.fittedmodel import FittedModel, fitted
 from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
 from profiler.presets import model as model_preset
-from profiler.profile import Profile, rows_digest
+from profiler.profile import LAYERS, Profile, rows_digest
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats
 from profiler.work import Work
@@ -35,7 +35,6 @@ with the knee scaled alike."""
 
 RATIO_DIGITS = 3
 
-LAYERS = ("prefill_layers", "decode_layers")
 
 Progress = Callable[[str], None]
 

@@ -26,7 +26,7 @@ class Axis:
         if low < 0:
             return 0, 0.0
         if low >= len(knots) - 1 or knots[low] == value:
-            return low if low < len(knots) else len(knots) - 1, 0.0
+            return low, 0.0
         log = self.logs[low]
         return low, (math.log1p(value) - log) / (self.logs[low + 1] - log)
 

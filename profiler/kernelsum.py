@@ -17,6 +17,10 @@ from profiler.work import Work
 Pass = tuple[list[int], list[tuple[float, float, Source]]]
 """Contexts from which pieces begin, and of each piece seconds at context 0, seconds a token, and the source."""
 
+PASS_OVERHEAD_S = 0.25e-3
+LAUNCH_OVERHEAD_S = 0.05e-3
+"""Host times where nobody measured them; docs/latency.md says from what they are assumed."""
+
 new = tuple.__new__
 
 
@@ -34,8 +38,8 @@ class KernelSumModel:
     model: ModelSpec
     device: DeviceSpec
     tensor_parallel: int = 1
-    pass_overhead_s: float = 0.25e-3
-    launch_overhead_s: float = 0.05e-3
+    pass_overhead_s: float = PASS_OVERHEAD_S
+    launch_overhead_s: float = LAUNCH_OVERHEAD_S
     prefill_composition: float = 1.0
     decode_composition: float = 1.0
     reserve_tokens: int = 8192
@@ -168,7 +172,14 @@ class KernelSumModel:
 
     def dram_share(self, work: Work, sms: int) -> float:
         """Share of the DRAM's peak that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
-        return self._dram_share(work, sms)
+        share = self._beside_shares.get((work, sms))
+        if share is None:
+            seconds = self.estimate(work, sms).seconds
+            share = min(1.0, self.cost(work)[1] / seconds / self.device.dram_bytes_per_s)
+            if len(self._beside_shares) >= TABLE_ENTRIES:
+                self._beside_shares.clear()
+            self._beside_shares[work, sms] = share
+        return share
 
     def dram_bound_share(self, work: Work, sms: int) -> float:
         """Share of a launch's time on ``sms`` SMs in kernels that DRAM bounds, 0 to 1."""
@@ -188,19 +199,7 @@ class KernelSumModel:
         seconds *= 1 + anyway
         if not ceiling:
             return seconds, source
-        share = self._beside_shares.get((beside, beside_sms))
-        if share is None:
-            share = self._dram_share(beside, beside_sms)
-        return seconds + ceiling * share * dram_seconds, source
-
-    def _dram_share(self, beside: Work, sms: int) -> float:
-        """Share of the DRAM's peak that ``beside`` draws alone on ``sms`` SMs, 0 to 1."""
-        seconds = self.estimate(beside, sms).seconds
-        share = min(1.0, self.cost(beside)[1] / seconds / self.device.dram_bytes_per_s)
-        if len(self._beside_shares) >= TABLE_ENTRIES:
-            self._beside_shares.clear()
-        self._beside_shares[beside, sms] = share
-        return share
+        return seconds + ceiling * self.dram_share(beside, beside_sms) * dram_seconds, source
 
     def _transfer_s(self, work: Work) -> float:
         if work.kv_transfer_tokens < 0 or work.prefill or work.decode_requests:

@@ -1,4 +1,4 @@
-"""A device's calibration, tabulated for the kernels of one model on it.
+"""A device's calibration, tabulated for the kernels that are asked for.
 
 The trees answer in tens of microseconds, so they are asked once for each projection, on knots along the number of
 rows, and once for attention, on a grid. Between knots log alpha is linear in the logarithms of sizes.
@@ -41,7 +41,7 @@ _VARYING = {"all_reduce": "bytes", "gemm": "m"}
 
 
 class ShardCalibration:
-    """Gives kernels the alphas that a device's measurements imply. One for each model, as its tables are."""
+    """Gives kernels the alphas that a device's measurements imply; its grids serve every model on that device."""
 
     __slots__ = ("_clock", "_defaults", "_grids", "_lines", "_mixed", "_ops")
 
@@ -204,11 +204,6 @@ def _typical(chunks: Chunks, prefixed: bool) -> tuple[float, float, float]:
 
     A prefix that was not measured counts as part of an unprefixed sequence of equal FLOPs.
     """
-    if len(chunks) == 1:
-        new, cached = chunks[0]
-        if prefixed or not cached:
-            return 1.0, new, cached / new
-        return 1.0, math.sqrt(new * new + 2.0 * new * cached), 0.0
     if prefixed:
         tokens = float(sum(new for new, _ in chunks))
         squares = float(sum(new * new for new, _ in chunks))
