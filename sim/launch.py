@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from policies.api import Step
+from policies.api import RequestProgress, Step
 from profiler.latency import Estimate, LatencyModel
 from profiler.work import Work
 
@@ -13,7 +13,8 @@ class Launch(NamedTuple):
     """A step on its way to an instance. ``predicted`` is ``predictor``'s estimate beside the co-runner it starts with.
 
     ``source`` is the instance that a KV transfer reads from, None for anything else. ``waiting`` and ``free_blocks``
-    are the instance's as the step leaves.
+    are the instance's as the step leaves. ``decoding`` are those that take a decode step in it, for a
+    :class:`KVHolder`; others are not told.
     """
 
     launch_id: int
@@ -28,6 +29,7 @@ class Launch(NamedTuple):
     waiting: int
     free_blocks: int
     source: int | None = None
+    decoding: tuple[RequestProgress, ...] = ()
 
 
 class Completion(NamedTuple):
@@ -54,6 +56,15 @@ class Executor(Protocol):
         A completion at ``until_s`` itself comes before it. None means that ``until_s`` was reached, or that nothing
         is running and no ``until_s`` was given.
         """
+        ...
+
+
+@runtime_checkable
+class KVHolder(Protocol):
+    """An executor that computes: it keeps real KV, and is told when that of a request has served."""
+
+    def release(self, request: int, instance: int) -> None:
+        """The request's KV on the instance is not needed any more: it has finished, moved or given way."""
         ...
 
 

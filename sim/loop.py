@@ -10,16 +10,15 @@ order.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.checked_policy import CheckedPolicy
+from sim.collector import collector_paused
 from sim.instance import Instance, PolicyError
-from sim.launch import Coaster, Completion, Executor, Launch
+from sim.launch import Coaster, Completion, Executor, KVHolder, Launch
 from sim.ledger import BlockLedger
 from sim.limits import Limits
 from sim.records import RunResult
@@ -54,6 +53,7 @@ class ServingLoop:
         self._latency = latency
         self._slo = slo
         self._executor = executor
+        self._holder = executor if isinstance(executor, KVHolder) else None
         self._limits = limits
         self._progress = progress
         self._check_every_step = check_every_step
@@ -94,9 +94,13 @@ class ServingLoop:
 
     def run(self) -> RunResult:
         """Serves all arrivals, or stops at ``limits.until_s``; raises PolicyError where the policy fails."""
-        with _collector_paused():
+        with collector_paused():
             self._serve()
         self._check_nobody_is_stranded()
+        return self.result()
+
+    def result(self) -> RunResult:
+        """What there is of the run: for one that its executor cut off. Ends it; to be asked once."""
         return self._tally.result(
             requests=self._requests,
             answer_tokens=self._answer_tokens,
@@ -221,6 +225,7 @@ class ServingLoop:
             len(instance.waiting),
             instance.ledger.free,
             source,
+            tuple(instance.cohort.members.values()) if self._holder and step.decode else (),
         )
         self._launches += 1
         self._flights[launch.launch_id] = launch
@@ -273,6 +278,7 @@ class ServingLoop:
         remaining = self._answer_tokens[request.index] - request.generated_tokens
         self._tally.leaving(request)
         instance.evict(request, remaining)
+        self._release(request, instance.index)
         home = instance if instance.role != "decode" else self._route(request, self._front)
         home.enqueue(request, first=True)
         self._changed[home.index] = None
@@ -327,6 +333,7 @@ class ServingLoop:
         remaining = self._answer_tokens[request.index] - request.emitted
         if not remaining:
             instance.ledger.give(request.blocks)
+            self._release(request, instance.index)
             self._finish(instance, request)
         elif instance.role == "prefill":
             target = self._route(request, self._back)
@@ -340,6 +347,7 @@ class ServingLoop:
         request = instance.arriving.pop(launch.step.transfer.index)
         source = self._instances[request.instance]
         source.ledger.give(request.blocks)
+        self._release(request, source.index)
         self._changed[source.index] = None
         request.instance = instance.index
         instance.cohort.join(request, self._answer_tokens[request.index] - request.emitted)
@@ -348,7 +356,12 @@ class ServingLoop:
         instance.ledger.give(instance.held_blocks(request))
         self._tally.leaving(request)
         instance.cohort.leave(request)
+        self._release(request, instance.index)
         self._finish(instance, request)
+
+    def _release(self, request: RequestState, instance: int) -> None:
+        if self._holder is not None:
+            self._holder.release(request.index, instance)
 
     def _finish(self, instance: Instance, request: RequestState) -> None:
         request.state = "finished"
@@ -376,15 +389,3 @@ class ServingLoop:
                 f"{self._policy.name}: {len(stranded)} requests (the first is {stranded[0].request_id}) are left "
                 f"with nothing running at {self._clock.now_s:.6g} s"
             )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keeps Python's cycle collector off: the loop makes no cycles, and it would walk every live request each time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

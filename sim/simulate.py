@@ -16,6 +16,7 @@ from sim.checked_policy import CheckedPolicy
 from sim.config import RunConfig, package_version
 from sim.executor import SimExecutor
 from sim.latencies import latency_model, stamped
+from sim.launch import Executor
 from sim.limits import Limits
 from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
@@ -40,14 +41,20 @@ class Prepared:
         """Serves the trace. ``progress`` hears (finished requests, simulated seconds)."""
         return self.loop(progress=progress, keep_token_times=keep_token_times).run()
 
-    def loop(self, *, progress: Progress | None = None, keep_token_times: bool = False) -> ServingLoop:
-        """The serving loop, about to start."""
+    def loop(
+        self,
+        *,
+        executor: Executor | None = None,
+        progress: Progress | None = None,
+        keep_token_times: bool = False,
+    ) -> ServingLoop:
+        """The serving loop, about to start: in virtual time, unless another ``executor`` owns time and the device."""
         config = self.config
         return ServingLoop(
             policy=self.policy,
             arrivals=self.arrivals.source(self.trace, config.seed),
             latency=self.latency,
-            executor=SimExecutor(latency=self.latency),
+            executor=executor or SimExecutor(latency=self.latency),
             instances=config.instances,
             slo=config.slo.value(),
             limits=self.limits,
