@@ -14,6 +14,7 @@ from profiler.measure import kernels
 from profiler.measure.attention import Segments, Sequenced, attention
 from profiler.measure.grid import Target
 from profiler.measure.models import check_model
+from profiler.measure.numerics import NORM_EPS, ROPE_THETA
 from profiler.measure.targets import Bench
 from profiler.measure.transformer import KVCache, Scratch, Transformer, Weights
 
@@ -29,7 +30,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def plain_norm(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows * torch.rsqrt((rows**2).mean(-1, keepdim=True) + kernels.NORM_EPS) * weight
+    return rows * torch.rsqrt((rows**2).mean(-1, keepdim=True) + NORM_EPS) * weight
 
 
 def plain_rotary(rows: Tensor, first: int) -> Tensor:
@@ -38,7 +39,7 @@ def plain_rotary(rows: Tensor, first: int) -> Tensor:
     turned = rows.clone()
     for token in range(tokens):
         for i in range(width // 2):
-            angle = (first + token) * kernels.ROPE_THETA ** (-2 * i / width)
+            angle = (first + token) * ROPE_THETA ** (-2 * i / width)
             a, b = rows[token, :, i], rows[token, :, i + width // 2]
             turned[token, :, i] = a * math.cos(angle) - b * math.sin(angle)
             turned[token, :, i + width // 2] = b * math.cos(angle) + a * math.sin(angle)

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-NORM_EPS = 1e-5
-ROPE_THETA = 500_000.0
-"""Of Llama-3; the base changes values and no durations."""
+from profiler.measure.numerics import LLAMA3, NORM_EPS, Numerics
 
 
 @cache
@@ -33,31 +31,33 @@ def gemm(inputs: Tensor, weight: Tensor, out: Tensor) -> None:
     torch.mm(inputs, weight.t(), out=out)
 
 
-def residual_norm(update: Tensor, residual: Tensor, weight: Tensor, out: Tensor) -> None:
+def residual_norm(update: Tensor, residual: Tensor, weight: Tensor, out: Tensor, eps: float = NORM_EPS) -> None:
     """``residual`` += ``update``; ``out`` is the RMSNorm of the sum, scaled by ``weight``."""
     if residual.is_cuda and (fused := fused_kernels()):
-        fused.residual_norm(update, residual, weight, NORM_EPS, out)
+        fused.residual_norm(update, residual, weight, eps, out)
         return
     residual.add_(update)
-    rms_norm(residual, weight, out)
+    rms_norm(residual, weight, out, eps)
 
 
-def rms_norm(inputs: Tensor, weight: Tensor, out: Tensor) -> None:
+def rms_norm(inputs: Tensor, weight: Tensor, out: Tensor, eps: float = NORM_EPS) -> None:
     """RMSNorm over the last dimension. ``out`` may be ``inputs``."""
     if inputs.is_cuda:
-        out.copy_(functional.rms_norm(inputs, (inputs.shape[-1],), weight, NORM_EPS))
+        out.copy_(functional.rms_norm(inputs, (inputs.shape[-1],), weight, eps))
         return
     # Three passes without a temporary of the inputs' size; the fused operator is a composite on the CPU.
     norm = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True, dtype=torch.float32)
-    scale = torch.rsqrt(norm.square_().div_(inputs.shape[-1]).add_(NORM_EPS))
+    scale = torch.rsqrt(norm.square_().div_(inputs.shape[-1]).add_(eps))
     torch.mul(inputs, scale, out=out)
     out.mul_(weight)
 
 
-def rope_tables(positions: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    positions: int, head_dim: int, device: torch.device, numerics: Numerics = LLAMA3
+) -> tuple[Tensor, Tensor]:
     """(cos, sin) of every position, [positions, head_dim / 2] in fp32."""
-    powers = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float32), ROPE_THETA**-powers)
+    frequencies = numerics.frequencies(head_dim).to(device)
+    angles = torch.outer(torch.arange(positions, device=device, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 
 

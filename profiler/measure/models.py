@@ -29,6 +29,7 @@ def check_model(model: ModelSpec) -> None:
         "a mixture of experts": model.experts > 0,
         "an MLP without a gate": not model.gated_mlp,
         "learned positions": model.learned_positions > 0,
+        "an odd head size": model.head_dim % 2 == 1,
         f"{model.dtype} weights": model.dtype != "bf16",
         f"a {model.kv_dtype} KV cache": model.kv_dtype != "bf16",
     }

@@ -15,6 +15,7 @@ from torch import Tensor
 from profiler.measure import kernels
 from profiler.measure.attention import Segments, attention
 from profiler.measure.models import projections
+from profiler.measure.numerics import LLAMA3, Numerics
 from profiler.specs import ModelSpec
 
 
@@ -130,9 +131,12 @@ class Transformer:
     may stop after any layer and go on later, as long as its lane runs nothing else in between.
     """
 
-    def __init__(self, model: ModelSpec, weights: Weights, cache: KVCache, scratch: Scratch) -> None:
+    def __init__(
+        self, model: ModelSpec, weights: Weights, cache: KVCache, scratch: Scratch, *, numerics: Numerics = LLAMA3
+    ) -> None:
         self.model, self.weights, self.cache, self.scratch = model, weights, cache, scratch
-        self.rope = kernels.rope_tables(cache.slot_tokens, model.head_dim, weights.embedding.device)
+        self.rope = kernels.rope_tables(cache.slot_tokens, model.head_dim, weights.embedding.device, numerics)
+        self._eps = numerics.norm_eps
 
     def begin(self, tokens: Tensor) -> None:
         """Embedding of the launch's ``tokens`` [tokens] int64."""
@@ -153,31 +157,47 @@ class Transformer:
         last, logits = scratch.last[:rows], scratch.logits[:rows]
         residual = scratch.residual[:count].add_(scratch.hidden[:count])
         torch.index_select(residual, 0, segments.last, out=last)
-        kernels.rms_norm(last, self.weights.final_norm, last)
+        kernels.rms_norm(last, self.weights.final_norm, last, self._eps)
         kernels.gemm(last, self.weights.lm_head, logits)
         return logits
 
-    def step(self, tokens: Tensor, segments: Segments, temperature: Tensor | None = None) -> Tensor:
-        """A whole pass; the next token of each sequence, in the scratch's own buffer."""
-        self.begin(tokens)
-        self.layers(segments)
+    def draw(
+        self, segments: Segments, temperature: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """``finish``, then the next token of each sequence [sequences] int64, in the scratch's own buffer.
+
+        ``temperature`` [sequences, 1] in fp32, on the device; without it, or where it is 0, the likeliest.
+        """
         logits = self.finish(segments)
         out = self.scratch.tokens[: len(segments.sequences)]
         if temperature is None:
             kernels.greedy(logits, out)
         else:
-            kernels.sample(logits, temperature, out)
+            kernels.sample(logits, temperature, out, generator)
         return out
+
+    def step(
+        self,
+        tokens: Tensor,
+        segments: Segments,
+        temperature: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """A whole pass: ``begin``, all layers, ``draw``."""
+        self.begin(tokens)
+        self.layers(segments)
+        return self.draw(segments, temperature, generator)
 
     def _attend(self, index: int, segments: Segments, count: int) -> None:
         scratch, weights, model = self.scratch, self.weights.layers[index], self.model
         normed, qkv = scratch.normed[:count], scratch.qkv[:count]
-        kernels.residual_norm(scratch.hidden[:count], scratch.residual[:count], weights.attention_norm, normed)
+        residual, update = scratch.residual[:count], scratch.hidden[:count]
+        kernels.residual_norm(update, residual, weights.attention_norm, normed, self._eps)
         kernels.gemm(normed, weights.qkv, qkv.view(count, -1))
         query, key = qkv[:, : model.heads], qkv[:, model.heads : -model.kv_heads]
         if weights.query_norm is not None and weights.key_norm is not None:
-            kernels.rms_norm(query, weights.query_norm, query)
-            kernels.rms_norm(key, weights.key_norm, key)
+            kernels.rms_norm(query, weights.query_norm, query, self._eps)
+            kernels.rms_norm(key, weights.key_norm, key, self._eps)
         keys, values = self.cache.keys[index], self.cache.values[index]
         kernels.rotary_and_write(qkv, self.rope, segments.positions, segments.rows, keys, values)
         attended = attention(query, keys, values, segments, scratch.attended[:count])
@@ -186,7 +206,8 @@ class Transformer:
     def _mlp(self, index: int, count: int) -> None:
         scratch, weights = self.scratch, self.weights.layers[index]
         normed, gate_up, activated = scratch.normed[:count], scratch.gate_up[:count], scratch.activated[:count]
-        kernels.residual_norm(scratch.hidden[:count], scratch.residual[:count], weights.mlp_norm, normed)
+        residual, update = scratch.residual[:count], scratch.hidden[:count]
+        kernels.residual_norm(update, residual, weights.mlp_norm, normed, self._eps)
         kernels.gemm(normed, weights.gate_up, gate_up)
         kernels.activation(gate_up, activated)
         kernels.gemm(activated, weights.down, scratch.hidden[:count])
