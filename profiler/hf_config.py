@@ -138,21 +138,31 @@ def from_hf_config(path: str | Path) -> ModelSpec:
     ``source`` says so.
     Raises OSError where there is no such file, ValueError naming file and field where it cannot be modelled.
     """
-    file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
-    content = file.read_bytes()
+    file = config_file(path)
     try:
-        return _spec(file, content)
+        return _spec(file, config_fields(file))
     except ValidationError as error:
         raise ValueError(f"{file}: {_first_problem(error)}") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
 
 
-def _spec(file: Path, content: bytes) -> ModelSpec:
+def config_file(path: str | Path) -> Path:
+    """The config.json that ``path`` is, or that lies in it."""
+    file = Path(path)
+    return file / "config.json" if file.is_dir() else file
+
+
+def config_fields(file: Path) -> dict[str, Any]:
+    """The language model's own fields of a config.json.
+
+    Raises OSError where there is no such file, ValueError, without its name, where it is no config.
+    """
     # null is absence: it must not hide the same value under another name.
-    data = {name: value for name, value in _flat(_object(content)).items() if value is not None}
+    return {name: value for name, value in _flat(_object(file.read_bytes())).items() if value is not None}
+
+
+def _spec(file: Path, data: dict[str, Any]) -> ModelSpec:
     unknown = _unknown_family(data)
     config = _Config.model_validate(data)
     _check_supported(config)
