@@ -75,11 +75,11 @@ class Numerics:
         return frequencies if self.rope_scaling is None else self.rope_scaling.scaled(frequencies)
 
 
-LLAMA3 = Numerics()
-
-
 def _require_positive(values: LinearScaling | Llama3Scaling | Numerics) -> None:
     for field in fields(values):
         value = getattr(values, field.name)
         if isinstance(value, int | float) and not 0 < value < math.inf:
             raise ValueError(f"{field.name} is {value}; it must be a number above 0")
+
+
+LLAMA3 = Numerics()
