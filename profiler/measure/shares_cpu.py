@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import platform
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from profiler.measure.device import Sample, host_seconds
 from profiler.measure.grid import CPU, Group, Shares, Target, Variant, host_parts
 from profiler.measure.models import LAUNCHED, ghost
+from profiler.measure.processes import Failed, Handle
 from profiler.measure.worker import serve
 from profiler.specs import ModelSpec
 
@@ -24,61 +23,13 @@ MOST_CALLS = 500
 CACHE_BYTES = 32 << 20
 """Where the machine does not tell."""
 
+REMEDY = "if memory is short, take a smaller --model or --kernels, then go on by the same command"
+
 
 def cpu_shares(cores: int) -> Shares:
     """Halves and quarters of the cores, as far as there are so many."""
     parts = sorted({part for part in (cores // 4, cores // 2, 1) if 0 < part < cores})
     return Shares(cores, tuple((part, cores - part) for part in parts))
-
-
-class Handle:
-    """The parent's end of a worker."""
-
-    def __init__(self, cores: Sequence[int], model: ModelSpec, cache_bytes: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.cores = cores
-        self.connection, child = context.Pipe()
-        self.process = context.Process(target=serve, args=(child, cores, model, cache_bytes), daemon=True)
-        self.process.start()
-        child.close()
-
-    def wait(self) -> Any:
-        """The next thing that the worker says. Raises ValueError where it died."""
-        try:
-            return self.connection.recv()
-        except (EOFError, ConnectionError):
-            self.process.join(1)
-            raise ValueError(
-                f"the process on cores {', '.join(map(str, self.cores))} died with exit code {self.process.exitcode}; "
-                f"if memory is short, take a smaller --model or --kernels, then go on by the same command"
-            ) from None
-
-    def send(self, name: str, *arguments: Any) -> None:
-        try:
-            self.connection.send((name, arguments))
-        except (BrokenPipeError, ConnectionError):
-            self.wait()
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Raises Unmeasurable for what the worker could not do."""
-        self.send(name, *arguments)
-        return self.answer()
-
-    def answer(self) -> Any:
-        worked, value = self.wait()
-        if not worked:
-            raise Unmeasurable(str(value))
-        return value
-
-    def close(self) -> None:
-        """Ends the worker, whatever it is at: it holds nothing that would be lost."""
-        self.connection.close()
-        self.process.kill()
-        self.process.join()
-
-
-class Unmeasurable(Exception):
-    """One target could not be run; the others may."""
 
 
 class CpuDevice:
@@ -127,7 +78,7 @@ class CpuDevice:
         for variant in group.variants:
             try:
                 counts[variant] = self._prepared(target, variant)
-            except Unmeasurable as error:
+            except Failed as error:
                 failed[variant] = str(error)
         times: dict[Variant, list[tuple[float, float]]] = {variant: [] for variant in counts}
         for _ in range(repeats):
@@ -159,7 +110,7 @@ class CpuDevice:
         own = self._own(variant)
         try:
             counts = {one: _calls(own.ask("prepare", one)) for one in (target, *(part for part, _ in parts))}
-        except Unmeasurable as error:
+        except Failed as error:
             return Sample(target, variant, (), failed=str(error))
         wall: list[float] = []
         taken: list[list[float]] = [[] for _ in parts]
@@ -177,7 +128,7 @@ class CpuDevice:
 
     def _worker(self, cores: tuple[int, ...]) -> Handle:
         if cores not in self.workers:
-            self.workers[cores] = Handle(cores, self.model, self.cache_bytes)
+            self.workers[cores] = Handle(cores, serve, (self.model, self.cache_bytes), REMEDY)
             self.workers[cores].wait()
         return self.workers[cores]
 

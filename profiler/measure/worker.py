@@ -1,18 +1,13 @@
-"""A process that is born on a set of cores and times calls there, as its parent tells it over a pipe.
-
-A core mask set later does not move threads that exist, and a thread count belongs to the thread that sets it; so both
-are set before torch is imported, and every share of the CPU is a process of its own.
-"""
+"""A process on a share of a CPU that times calls there, as its parent tells it."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from profiler.measure.processes import settle
 from profiler.specs import ModelSpec
 
 if TYPE_CHECKING:
@@ -22,14 +17,9 @@ if TYPE_CHECKING:
 
 def serve(connection: Connection, cores: Sequence[int], model: ModelSpec, cache_bytes: int) -> None:
     """Answers requests until the pipe ends, which it also does when the parent is killed."""
-    os.sched_setaffinity(0, cores)
-    # These may go to the whole group; the parent decides what they mean and closes the pipe.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
+    settle(cores)
     import torch
 
-    torch.set_num_threads(len(cores))
     from profiler.measure.targets import Bench
 
     bench = Bench(model, torch.device("cpu"), torch.float32, cache_bytes)

@@ -1,0 +1,82 @@
+"""Processes that are born on a set of cores and answer requests over a pipe: both ends.
+
+A core mask set later does not move threads that exist, and a thread count belongs to the thread that sets it; so both
+are set before torch is imported, and every share of a CPU is a process of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def settle(cores: Sequence[int]) -> None:
+    """Makes this process one of these cores, before it does anything else; it ends when its parent closes the pipe.
+
+    Signals may go to the whole group; the parent decides what they mean.
+    """
+    os.sched_setaffinity(0, cores)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
+    import torch
+
+    torch.set_num_threads(len(cores))
+
+
+class Failed(Exception):
+    """One request could not be done; others may."""
+
+
+class Handle:
+    """The parent's end: a process that runs ``target(connection, cores, *arguments)``.
+
+    remedy: what to do about a process that died, for the message. Answers are (whether it worked, its value).
+    """
+
+    def __init__(
+        self, cores: Sequence[int], target: Callable[..., None], arguments: tuple[Any, ...], remedy: str
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.cores, self.remedy = cores, remedy
+        self.connection, child = context.Pipe()
+        self.process = context.Process(target=target, args=(child, cores, *arguments), daemon=True)
+        self.process.start()
+        child.close()
+
+    def wait(self) -> Any:
+        """The next thing that the process says. Raises ValueError where it died."""
+        try:
+            return self.connection.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(1)
+            raise ValueError(
+                f"the process on cores {', '.join(map(str, self.cores))} died with exit code {self.process.exitcode}; "
+                f"{self.remedy}"
+            ) from None
+
+    def send(self, name: str, *arguments: Any) -> None:
+        try:
+            self.connection.send((name, arguments))
+        except (BrokenPipeError, ConnectionError):
+            self.wait()
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Raises Failed for what the process could not do."""
+        self.send(name, *arguments)
+        return self.answer()
+
+    def answer(self) -> Any:
+        worked, value = self.wait()
+        if not worked:
+            raise Failed(str(value))
+        return value
+
+    def close(self) -> None:
+        """Ends the process, whatever it is at: it holds nothing that would be lost."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join()

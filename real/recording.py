@@ -1,0 +1,181 @@
+"""A run as the answers that its executor gave, written down as they are given, and given again.
+
+The loop, the policy and the ledger are the simulator's own and read nothing but these answers; so a run on a device,
+replayed from them, comes to the same decisions and the same records. A run that was cut off, however roughly, is
+replayed as far as it went: that is how its finished part is saved.
+
+The file holds one JSON list a line, written when it happens:
+
+    ["recording", version, settings]
+    ["now", seconds]
+    ["start", launch, sent_s, decision]
+    ["done", launch, end_s, begin_s, finish_s, processor_s, granted_sms, [[request, token], ...]]
+    ["none"]                                        next() had nothing to report
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from real.executor import DeviceExecutor
+from sim.launch import Completion, Launch
+
+VERSION = 1
+
+
+class RecordingEnds(Exception):
+    """All answers have been given; a whole run asks for none after its last."""
+
+
+class ReplayDiffers(ValueError):
+    """The loop did something else than when it was recorded."""
+
+
+class Recorder:
+    """An executor that passes everything on to a device's, and writes down what it answers."""
+
+    def __init__(self, executor: DeviceExecutor, path: Path, settings: Any) -> None:
+        self._executor = executor
+        # A line is handed to the system as it ends, so it outlives the process.
+        self._file = path.open("x", buffering=1, encoding="utf-8")
+        self._write(["recording", VERSION, settings])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def now(self) -> float:
+        now = self._executor.now()
+        self._write(["now", now])
+        return now
+
+    def start(self, launch: Launch) -> None:
+        sent_s = self._executor.now()
+        # Before the device may fail over it: a replay then ends with this decision, not before it.
+        self._write(["start", launch.launch_id, sent_s, decision(launch)])
+        self._executor.start(launch)
+
+    def next(self, until_s: float | None) -> Completion | None:
+        completion = self._executor.next(until_s)
+        if completion is None:
+            self._write(["none"])
+            return None
+        times = self._executor.last
+        assert times is not None
+        processor_s = None if math.isnan(times.processor_s) else times.processor_s
+        took = [times.begin_s, times.finish_s, processor_s, times.granted_sms]
+        self._write(["done", *completion, *took, times.tokens])
+        return completion
+
+    def release(self, request: int, instance: int) -> None:
+        self._executor.release(request, instance)
+
+    def _write(self, line: list[Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+class Replayer:
+    """An executor that gives a recording's answers again, and checks that it is asked the same.
+
+    Raises RecordingEnds after the last answer, and ReplayDiffers where the loop decides otherwise than it did.
+    """
+
+    def __init__(self, answers: Iterator[list[Any]]) -> None:
+        self._answers = answers
+        self.given = 0
+        self.decisions = 0
+
+    def now(self) -> float:
+        return float(self._next("now")[1])
+
+    def start(self, launch: Launch) -> None:
+        _, launch_id, _, recorded = self._next("start")
+        # Through JSON, as the recorded one: tuples are lists there.
+        here = json.loads(json.dumps(decision(launch)))
+        if launch_id != launch.launch_id or recorded != here:
+            raise ReplayDiffers(
+                f"launch {launch.launch_id} is {_shown(here)}, and was recorded as launch {launch_id}, "
+                f"{_shown(recorded)}; replay with the version and the settings of the recording"
+            )
+        self.decisions += 1
+
+    def next(self, until_s: float | None) -> Completion | None:
+        line = self._next("done", "none")
+        return None if line[0] == "none" else Completion(int(line[1]), float(line[2]))
+
+    def release(self, request: int, instance: int) -> None:
+        """There is no KV in a replay."""
+
+    def _next(self, *kinds: str) -> list[Any]:
+        line = next(self._answers, None)
+        if line is None:
+            raise RecordingEnds
+        if line[0] not in kinds:
+            raise ReplayDiffers(
+                f"the loop asked for {' or '.join(kinds)} after {self.given} answers, and {line[0]!r} was recorded; "
+                f"replay with the version and the settings of the recording"
+            )
+        self.given += 1
+        return line
+
+
+def decision(launch: Launch) -> list[Any]:
+    """All that a launch decides, as JSON types."""
+    step, work = launch.step, launch.work
+    return [
+        launch.instance,
+        step.lane,
+        step.sms,
+        [[chunk.request.index, chunk.tokens] for chunk in step.prefill],
+        work.layers,
+        [request.index for request in launch.decoding],
+        [request.index for request in step.preempt],
+        None if step.transfer is None else step.transfer.index,
+        launch.predicted.seconds,
+    ]
+
+
+def _shown(recorded: Sequence[Any]) -> str:
+    names = ("instance", "lane", "sms", "prefill", "layers", "decode", "preempt", "transfer", "predicted_s")
+    return ", ".join(f"{name} {value}" for name, value in zip(names, recorded, strict=True) if value not in (None, []))
+
+
+def read_recording(path: Path) -> tuple[Any, list[list[Any]]]:
+    """(settings, answers) of a recording; a last line that was cut off is left out.
+
+    Raises ValueError for a file that is none.
+    """
+    lines: list[list[Any]] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, text in enumerate(file, start=1):
+                if not text.endswith("\n"):
+                    break
+                lines.append(_line(path, number, text))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist; a recording is the answers.jsonl of a run on a device") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is no recording: it is not text") from None
+    if not lines or lines[0][:2] != ["recording", VERSION]:
+        raise ValueError(f"{path} is no recording of version {VERSION}; it begins otherwise")
+    return lines[0][2], lines[1:]
+
+
+WIDTHS = {"recording": 3, "now": 2, "start": 4, "done": 8, "none": 1}
+"""Entries of a line of each kind."""
+
+
+def _line(path: Path, number: int, text: str) -> list[Any]:
+    try:
+        line = json.loads(text)
+    except json.JSONDecodeError:
+        line = None
+    if isinstance(line, list) and line and isinstance(line[0], str) and WIDTHS.get(line[0]) == len(line):
+        return line
+    raise ValueError(f"{path}, line {number}: {text[:60].rstrip()!r} is no line of a recording; the file is damaged")
