@@ -161,32 +161,35 @@ class Transformer:
         kernels.gemm(last, self.weights.lm_head, logits)
         return logits
 
-    def draw(
-        self, segments: Segments, temperature: Tensor | None = None, generator: torch.Generator | None = None
+    def next_tokens(
+        self, segments: Segments, temperature: Tensor | float = 0.0, generator: torch.Generator | None = None
     ) -> Tensor:
         """``finish``, then the next token of each sequence [sequences] int64, in the scratch's own buffer.
 
-        ``temperature`` [sequences, 1] in fp32, on the device; without it, or where it is 0, the likeliest.
+        ``temperature`` of all, or of each [sequences, 1] in fp32 on the device; the likeliest token where it is 0.
         """
         logits = self.finish(segments)
         out = self.scratch.tokens[: len(segments.sequences)]
-        if temperature is None:
-            kernels.greedy(logits, out)
-        else:
+        if isinstance(temperature, Tensor):
             kernels.sample(logits, temperature, out, generator)
+        elif temperature > 0:
+            same = torch.full((len(out), 1), temperature, device=logits.device, dtype=torch.float32)
+            kernels.sample(logits, same, out, generator)
+        else:
+            kernels.greedy(logits, out)
         return out
 
     def step(
         self,
         tokens: Tensor,
         segments: Segments,
-        temperature: Tensor | None = None,
+        temperature: Tensor | float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """A whole pass: ``begin``, all layers, ``draw``."""
+        """A whole pass: ``begin``, all layers, ``next_tokens``."""
         self.begin(tokens)
         self.layers(segments)
-        return self.draw(segments, temperature, generator)
+        return self.next_tokens(segments, temperature, generator)
 
     def _attend(self, index: int, segments: Segments, count: int) -> None:
         scratch, weights, model = self.scratch, self.weights.layers[index], self.model
