@@ -30,6 +30,7 @@ FIELDS = {
     "device": "device",
     "tensor_parallel": "tensor_parallel",
     "instances": "instances",
+    "instance_sms": "instance_sms",
     "slo_ttft": "slo.ttft_s",
     "slo_ttft_per_token": "slo.ttft_per_token_s",
     "slo_ttft_floor": "slo.ttft_floor_s",
@@ -49,6 +50,8 @@ FIELDS = {
 
 RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
 
+PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)."
+
 REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
 
 
@@ -63,6 +66,7 @@ def simulate(  # its length is that of the command: a line an option
     rate: Annotated[Number, typer.Option(help=RATE)] = None,
     requests: Annotated[Whole, typer.Option(help="Serve only so many, from the start.")] = None,
     instances: Annotated[Whole, typer.Option(help="Replicas of the model (default: as few as it takes).")] = None,
+    instance_sms: Annotated[Whole, typer.Option(help=PART)] = None,
     tensor_parallel: Annotated[Whole, typer.Option(help="GPUs of an instance (default 1).")] = None,
     slo_ttft: Annotated[Number, typer.Option(help="TTFT limit, seconds.")] = None,
     slo_ttft_per_token: Annotated[Number, typer.Option(help="TTFT limit, seconds per prompt token.")] = None,
@@ -184,6 +188,8 @@ def summary_table(config: RunConfig, metrics: Metrics) -> str:
     from sim.metrics import has_limits
 
     head = f"{config.policy.name}, {config.model} on {metrics.gpus} x {config.device}"
+    if config.instance_sms is not None:
+        head += f", {config.instance_sms} SMs of each"
     states = ", ".join(f"{count} {state}" for state, count in metrics.states.items() if count)
     reasons = ", ".join(f"{reason} {count}" for reason, count in metrics.reject_reasons.items())
     sources = ", ".join(f"{source} {share:.0%}" for source, share in metrics.source_share.items())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, Source
-from profiler.specs import DeviceSpec, ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec, part
 from profiler.steptable import TABLE_ENTRIES, StepTable
 from profiler.work import Work
 
@@ -28,6 +28,8 @@ new = tuple.__new__
 class KernelSumModel:
     """A LatencyModel: kernels, the host's overhead and, while something else runs, contention for DRAM.
 
+    whole: the device that ``device`` is a part of, where it is one (see :meth:`on_part`). Libraries plan for it, and
+        measurements and D_peak are its own.
     pass_overhead_s: host time of one pass over the model: scheduling, hand-over of sequences, sampled tokens back.
     launch_overhead_s: host time of one launch, a whole pass or a layer group: prediction, re-partition, enqueueing.
     prefill_composition, decode_composition: time of whole launches over the sum of their kernels, each timed alone:
@@ -37,6 +39,7 @@ class KernelSumModel:
 
     model: ModelSpec
     device: DeviceSpec
+    whole: DeviceSpec | None = None
     tensor_parallel: int = 1
     pass_overhead_s: float = PASS_OVERHEAD_S
     launch_overhead_s: float = LAUNCH_OVERHEAD_S
@@ -55,7 +58,9 @@ class KernelSumModel:
         for name in ("prefill_composition", "decode_composition"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        shard = Shard(self.model, self.device, self.tensor_parallel)
+        if self.whole is not None and self.device != part(self.whole, self.device.sms):
+            raise ValueError(f"device {self.device.name} is no part of whole, {self.whole.name}; give on_part(sms)")
+        shard = Shard(self.model, self.whole or self.device, self.tensor_parallel)
         object.__setattr__(self, "_shard", shard)
         object.__setattr__(self, "_table", self._make_table(shard))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
@@ -73,6 +78,14 @@ class KernelSumModel:
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
         return _remade, (type(self), settings)
+
+    def on_part(self, sms: int) -> Self:
+        """This model of an instance that has ``sms`` SMs of each device, all of its memory, and nothing beside it.
+
+        It estimates what the whole device would with the other SMs idle. Raises ValueError as ``specs.part`` does.
+        """
+        whole = self.whole or self.device
+        return replace(self, device=part(whole, sms), whole=whole if sms < whole.sms else None)
 
     def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
         """Duration of ``work`` on ``sms`` SMs of each device, host overhead included. See LatencyModel.
@@ -171,11 +184,11 @@ class KernelSumModel:
         return estimate - self.pass_overhead_s if work.head or work.layers is None else estimate
 
     def dram_share(self, work: Work, sms: int) -> float:
-        """Share of the DRAM's peak that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
+        """Share of the DRAM's peak, the whole device's, that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
         share = self._beside_shares.get((work, sms))
         if share is None:
             seconds = self.estimate(work, sms).seconds
-            share = min(1.0, self.cost(work)[1] / seconds / self.device.dram_bytes_per_s)
+            share = min(1.0, self.cost(work)[1] / seconds / self._shard.device.dram_bytes_per_s)
             if len(self._beside_shares) >= TABLE_ENTRIES:
                 self._beside_shares.clear()
             self._beside_shares[work, sms] = share

@@ -53,7 +53,7 @@ class RooflineModel(KernelSumModel):
     efficiencies: Efficiencies = Efficiencies()
 
     def _make_table(self, shard: Shard) -> StepTable:
-        device, shares = self.device, self.efficiencies
+        device, shares = shard.device, self.efficiencies
         flops = {
             ("gemm", "bf16"): device.bf16_flops * shares.gemm,
             ("attention", "bf16"): device.bf16_flops * shares.attention,
@@ -76,6 +76,8 @@ class RooflineModel(KernelSumModel):
         _check_fields("latency model", values, known, {"model", "device"})
         values["model"] = _spec(ModelSpec, "model", values["model"])
         values["device"] = _spec(DeviceSpec, "device", values["device"])
+        if values.get("whole") is not None:
+            values["whole"] = _spec(DeviceSpec, "whole", values["whole"])
         if "efficiencies" in values:
             values["efficiencies"] = _spec(Efficiencies, "efficiencies", values["efficiencies"])
         return cls(**values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 DType = Literal["bf16", "fp8"]
@@ -78,6 +78,27 @@ class DeviceSpec:
                 f"device {self.name} has no {dtype} tensor cores; take a bf16 model, or a device with a {dtype} peak"
             )
         return peak
+
+
+def part(device: DeviceSpec, sms: int) -> DeviceSpec:
+    """``sms`` SMs of ``device`` as a device of its own: a slice of a GPU, or some cores of a CPU.
+
+    FLOP/s in proportion, and the DRAM bandwidth that so many SMs draw, D_peak * min(1, n / N_d). Name, memory, L2, link
+    and all else are those of the whole device. Raises ValueError where it has not so many SMs.
+    """
+    if not 0 < sms <= device.sms:
+        raise ValueError(f"a part of {sms} SMs; {device.name} has 1 to {device.sms} to give")
+    if sms == device.sms:
+        return device
+    share = sms / device.sms
+    return replace(
+        device,
+        sms=sms,
+        bf16_flops=device.bf16_flops * share,
+        fp8_flops=None if device.fp8_flops is None else device.fp8_flops * share,
+        dram_bytes_per_s=device.dram_bytes_per_s * min(1.0, sms / device.bandwidth_knee_sms),
+        bandwidth_knee_sms=min(sms, device.bandwidth_knee_sms),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

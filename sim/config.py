@@ -99,6 +99,7 @@ class RunConfig(Settings):
     arrivals: how requests arrive, in the words of ``bulletsim traces``; None keeps the trace's own times.
     rate: requests a second over all instances; with arrivals left out, recorded times are rescaled to it
         and a trace of lengths alone gets Poisson arrivals at it.
+    instance_sms: SMs (CPU cores) of each of its devices that an instance has, a slice or a core; None for all.
     kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
         memory that weights and KV may take together.
     reuse_preempted: whether a pre-empted request takes over what its freed KV blocks still hold (sim.limits).
@@ -115,6 +116,7 @@ class RunConfig(Settings):
     device: str
     tensor_parallel: Count = 1
     instances: Instances = 1
+    instance_sms: Count | None = None
     slo: SloSettings = SloSettings()
     seed: Annotated[int, Field(ge=0)] = 0
     queue_limit: Count | None = None

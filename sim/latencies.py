@@ -25,7 +25,8 @@ _SHARES = ("gemm", "attention", "bandwidth")
 def latency_model(config: RunConfig) -> KernelSumModel:
     """The latency model that ``config`` means: fitted to its device, where there is one, else the roofline.
 
-    Raises ValueError for names, files and settings that do not go together.
+    With ``instance_sms`` its device is that part of the one named. Raises ValueError for names, files and settings that
+    do not go together.
     """
     settings = config.latency.model_dump(exclude_none=True)
     source, sha256 = settings.pop("model", None), settings.pop("model_sha256", None)
@@ -42,7 +43,18 @@ def latency_model(config: RunConfig) -> KernelSumModel:
         )
     else:
         model = fitted(spec, calibration, config.tensor_parallel)
-    return dataclasses.replace(model, **settings)
+    return _on_instance(dataclasses.replace(model, **settings), config.instance_sms)
+
+
+def _on_instance(model: KernelSumModel, sms: int | None) -> KernelSumModel:
+    if sms is None:
+        return model
+    name, total = model.device.name, model.device.sms
+    if sms > total:
+        raise ValueError(
+            f"instance_sms is {sms} and {name} has {total} SMs; give 1 to {total}, or leave it out for all"
+        )
+    return model.on_part(sms)
 
 
 def _model(config: RunConfig, settings: dict[str, Any]) -> ModelSpec:
