@@ -60,4 +60,5 @@ def _timeline(directory: Path, start: float, end: float | None) -> Figure:
     from sim.rundir import load_run
 
     run = load_run(directory)
-    return timeline(run.steps, device(run.config.device).sms, start_s=start, end_s=end)
+    sms = run.config.instance_sms or device(run.config.device).sms
+    return timeline(run.steps, sms, start_s=start, end_s=end)

@@ -162,8 +162,8 @@ def _check_labels(labels: Sequence[str], where: str) -> None:
 def _curve(cell: Cell) -> tuple[object, ...]:
     """What tells the curves of figures and knees apart, the policy's settings aside."""
     config = cell.config
-    world = (config.trace, config.model, config.device, config.tensor_parallel, config.instances)
-    return (cell.label, *world, config.slo)
+    device = (config.device, config.tensor_parallel, config.instances, config.instance_sms)
+    return (cell.label, config.trace, config.model, *device, config.slo)
 
 
 def _label(entry: PolicyEntry, point: Mapping[str, Any]) -> str:

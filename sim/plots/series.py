@@ -47,7 +47,7 @@ class Panel:
 
 
 _SLO = ("slo_ttft_s", "slo_ttft_per_token_s", "slo_ttft_floor_s", "slo_tpot_s")
-_WORLD = ("trace", "model", "device", "tensor_parallel", "instances", *_SLO)
+_WORLD = ("trace", "model", "device", "tensor_parallel", "instances", "instance_sms", *_SLO)
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -55,7 +55,7 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     groups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         if row["rate"] is not None:
-            groups[tuple(row[name] for name in _WORLD)].append(row)
+            groups[tuple(row.get(name) for name in _WORLD)].append(row)
     if not groups:
         raise ValueError(
             "no cell of this sweep sets a rate, so there is no axis; give rate or rate_per_gpu in its grid"
@@ -91,7 +91,8 @@ def _by_rate(rows: Sequence[Row]) -> tuple[tuple[float, tuple[Row, ...]], ...]:
 def _title(row: Row) -> str:
     gpus = f"{row['gpus']}\N{MULTIPLICATION SIGN} {row['device']}" if row["gpus"] > 1 else row["device"]
     parallel = f" (TP {row['tensor_parallel']})" if row["tensor_parallel"] > 1 else ""
-    return f"{workload_name(row['trace'])}: {row['model']} on {gpus}{parallel}"
+    part = "" if row.get("instance_sms") is None else f", {row['instance_sms']:g} SMs of each"
+    return f"{workload_name(row['trace'])}: {row['model']} on {gpus}{parallel}{part}"
 
 
 def workload_name(trace: str) -> str:
