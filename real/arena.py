@@ -1,6 +1,7 @@
 """Memory that processes share: tensors in one anonymous file, which the kernel frees with its last process.
 
-However a process ends, nothing stays behind: the file has no name. Pages are taken when they are first written.
+However a process ends, nothing stays behind: the file has no name. Pages are taken when they are first written. A
+process that is handed an arena settles on its cores before torch is loaded, so torch is imported in functions here.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import pickle
 from math import prod
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 ALIGNMENT = 64
 
@@ -64,11 +66,13 @@ class Arena:
             self._descriptor = -1
 
     def _view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        import torch
+
         return torch.frombuffer(self._map, dtype=dtype, count=prod(shape), offset=offset).view(shape)
 
     def _place(self, tensor: Tensor) -> tuple[int, tuple[int, ...], torch.dtype]:
         """Where the tensor lies, after copying it here if it does not yet."""
-        base = self._view(0, (1,), torch.uint8).data_ptr()
+        base = self._view(0, (1,), tensor.dtype).data_ptr()
         offset = tensor.data_ptr() - base
         if not (0 <= offset < self.size and tensor.is_contiguous()):
             copied = self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
@@ -93,6 +97,8 @@ class _Packer(pickle.Pickler):
         self._placed: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Any]] = {}
 
     def persistent_id(self, value: Any) -> Any:
+        from torch import Tensor
+
         if not isinstance(value, Tensor):
             return None
         key = value.data_ptr(), tuple(value.shape)

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from profiler.measure.device import Sample, host_seconds
 from profiler.measure.grid import CPU, Group, Shares, Target, Variant, host_parts
@@ -32,6 +33,17 @@ def cpu_shares(cores: int) -> Shares:
     return Shares(cores, tuple((part, cores - part) for part in parts))
 
 
+def machine() -> dict[str, Any]:
+    """What provenance should say of this machine and of how its shares are made."""
+    return {
+        "machine": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "shares": "processes on disjoint cores",
+    }
+
+
 class CpuDevice:
     """The cores that this process may use. Workers start when their share is first needed."""
 
@@ -46,14 +58,7 @@ class CpuDevice:
         self.shares = cpu_shares(len(self.cores))
         self.cache_bytes = _cache_bytes()
         self.workers: dict[tuple[int, ...], Handle] = {}
-        self.settings = {
-            "machine": _processor(),
-            "cores": len(self.cores),
-            "last_level_cache_bytes": self.cache_bytes,
-            "torch": version("torch"),
-            "python": platform.python_version(),
-            "shares": "processes on disjoint cores",
-        }
+        self.settings = {**machine(), "last_level_cache_bytes": self.cache_bytes}
 
     def measure(self, group: Group, repeats: int) -> Iterator[Sample]:
         try:

@@ -1,0 +1,179 @@
+"""The CPU as the devices of a run: lanes are processes on shares of its cores, weights and KV in memory they share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from policies.api import LINK
+from profiler.measure.processes import Failed, Handle
+from profiler.measure.shares_cpu import cpu_shares, machine
+from profiler.measure.transformer import KVCache
+from profiler.specs import ModelSpec
+from real.arena import ALIGNMENT, Arena, available_bytes
+from real.lanes import Copy, DeviceError, Done, Job
+from real.model import RunnableModel
+from real.worker import Shared, serve
+
+DTYPE = torch.float32
+
+REMEDY = "if memory is short, serve with fewer --slots or a smaller --model; what had finished is kept"
+
+
+class _Lane(NamedTuple):
+    """A lane's processes by the cores they have."""
+
+    shares: dict[int, Handle]
+
+    def granted(self, sms: int) -> int:
+        """The share nearest to what is asked, the smaller of two as near."""
+        return min(self.shares, key=lambda share: (abs(share - sms), share))
+
+
+class CpuLanes:
+    """Lanes (real.lanes) of one or several instances, each on cores of its own.
+
+    lanes: the names of each instance's. cores_each: of an instance. The first computing lane of an instance takes its
+    cores from the front, the second from the back. launch_tokens: the most that a launch may hold.
+    Raises ValueError where there are too few cores, or too little memory.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        *,
+        lanes: Sequence[Sequence[str]],
+        cores_each: int,
+        slots: int,
+        slot_tokens: int,
+        launch_tokens: int = 16384,
+        seed: int = 0,
+    ) -> None:
+        self.slots, self.slot_tokens = slots, slot_tokens
+        self.settings = machine() | {"instances": len(lanes), "cores_each": cores_each}
+        cores = sorted(os.sched_getaffinity(0))
+        if (needed := len(lanes) * cores_each) > len(cores):
+            raise ValueError(
+                f"{len(lanes)} instances of {cores_each} cores need {needed}, and this process may use {len(cores)}; "
+                f"give each fewer by --instance-sms, or take a policy of fewer instances"
+            )
+        self._handles: dict[Connection, tuple[Handle, Job | None]] = {}
+        self._finished: deque[Done] = deque()
+        self._lanes: dict[tuple[int, str], _Lane] = {}
+        self._arena = Arena(_size(model.spec, lanes, slots, slot_tokens, launch_tokens))
+        try:
+            self._start(
+                model, lanes, [cores[i * cores_each :][:cores_each] for i in range(len(lanes))], launch_tokens, seed
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, job: Job) -> None:
+        lane = self._lanes[job.instance, job.lane]
+        granted = lane.granted(job.sms)
+        handle = lane.shares[granted]
+        self._handles[handle.connection] = handle, job._replace(sms=0 if isinstance(job.task, Copy) else granted)
+        try:
+            handle.send("copy" if isinstance(job.task, Copy) else "compute", job.task)
+        except ValueError as error:
+            raise DeviceError(str(error)) from None
+
+    def wait(self, timeout_s: float | None) -> Done | None:
+        if not self._finished:
+            busy = [connection for connection, (_, job) in self._handles.items() if job is not None]
+            if busy:
+                for ready in wait_for(busy, timeout_s):
+                    assert isinstance(ready, Connection)
+                    self._finished.append(self._answer(ready))
+            elif timeout_s is not None:
+                time.sleep(timeout_s)
+        return self._finished.popleft() if self._finished else None
+
+    def close(self) -> None:
+        for handle, _ in self._handles.values():
+            handle.close()
+        self._handles.clear()
+        self._lanes.clear()
+        self._arena.close()
+
+    def _answer(self, connection: Connection) -> Done:
+        handle, job = self._handles[connection]
+        assert job is not None
+        self._handles[connection] = handle, None
+        try:
+            tokens, begin_s, finish_s, processor_s = handle.answer()
+        except Failed as error:
+            raise DeviceError(f"lane {job.lane} of instance {job.instance} failed: {error}; {REMEDY}") from None
+        except ValueError as error:
+            raise DeviceError(str(error)) from None
+        return Done(job.job_id, tokens, begin_s, finish_s, processor_s, job.sms)
+
+    def _start(
+        self,
+        model: RunnableModel,
+        lanes: Sequence[Sequence[str]],
+        cores: Sequence[Sequence[int]],
+        launch_tokens: int,
+        seed: int,
+    ) -> None:
+        spec, arena = model.spec, self._arena
+        # Copied in once, for all lanes; the first copy goes.
+        weights = arena.unpack(arena.pack(model.weights(torch.device("cpu"), DTYPE)))
+        caches = tuple(self._cache(spec) for _ in lanes)
+        for instance, names in enumerate(lanes):
+            computing = [name for name in names if name != LINK]
+            for name in names:
+                state: tuple[Tensor | None, Tensor | None] = None, None
+                if name != LINK:
+                    shape = launch_tokens, spec.hidden
+                    state = arena.empty(shape, DTYPE), arena.empty(shape, DTYPE)
+                packed = arena.pack(Shared(spec, model.numerics, weights, caches, *state))
+                mine = cores[instance]
+                shares = _shares(mine, back=name != computing[0]) if len(computing) > 1 and name != LINK else (mine,)
+                arguments = (arena, packed, instance, seed)
+                self._lanes[instance, name] = _Lane({len(share): self._handle(share, arguments) for share in shares})
+        for handle, _ in self._handles.values():
+            handle.wait()
+
+    def _handle(self, cores: Sequence[int], arguments: tuple[Arena, bytes, int, int]) -> Handle:
+        handle = Handle(cores, serve, arguments, REMEDY)
+        self._handles[handle.connection] = handle, None
+        return handle
+
+    def _cache(self, spec: ModelSpec) -> KVCache:
+        shape = self.slots * self.slot_tokens, spec.kv_heads, spec.head_dim
+        keys, values = (tuple(self._arena.empty(shape, DTYPE) for _ in range(spec.layers)) for _ in range(2))
+        return KVCache(self.slots, self.slot_tokens, keys, values)
+
+
+def _shares(cores: Sequence[int], *, back: bool) -> tuple[Sequence[int], ...]:
+    """Parts of an instance's cores that a lane may get, from one end or the other."""
+    return tuple(cores[-size:] if back else cores[:size] for size in cpu_shares(len(cores)).all)
+
+
+def _size(spec: ModelSpec, lanes: Sequence[Sequence[str]], slots: int, slot_tokens: int, launch_tokens: int) -> int:
+    """Bytes that the processes share. Raises ValueError where this machine has not so many."""
+    weights = DTYPE.itemsize * spec.parameters
+    # The spec counts KV in its own dtype.
+    token = 2 * spec.layers * spec.kv_heads * spec.head_dim * DTYPE.itemsize
+    kv = len(lanes) * slots * slot_tokens * token
+    state = sum(len(names) for names in lanes) * 2 * launch_tokens * spec.hidden * DTYPE.itemsize
+    needed, free = weights + kv + state, available_bytes()
+    if needed > free:
+        raise ValueError(
+            f"{spec.name} does not fit: weights {weights / 1e9:.1f} GB, KV of {len(lanes)} x {slots} slots of "
+            f"{slot_tokens} tokens {kv / 1e9:.1f} GB, launches {state / 1e9:.1f} GB, of {free / 1e9:.1f} GB free; take "
+            f"fewer --slots, shorter requests or a smaller --model"
+        )
+    # Every tensor begins at a border: norms, matrices and KV of a layer, and few others.
+    tensors = (10 + 2 * len(lanes)) * spec.layers + 2 * len(lanes) * 4 + 8
+    return needed + tensors * ALIGNMENT
