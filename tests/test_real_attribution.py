@@ -1,0 +1,178 @@
+"""Causes of a simulation's error: a world made wrong in one known way is found to be wrong in that way alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from profiler.latency import LatencyModel
+from profiler.work import Work
+from real.attribution import Attribution, CorrectedModel, Corrections, attribute
+from real.comparison import Cell, Side
+from real.launches import LaunchLog
+from sim.config import RunConfig, checked
+from sim.executor import SimExecutor
+from sim.metrics import summarise
+from sim.rundir import Run
+from sim.simulate import Prepared, prepare
+from tests.toys import toy_latency
+
+SETTINGS = {
+    "bullet": {"policy": "bullet", "instances": 1, "rate": 6.0},
+    "chunked": {"policy": "chunked", "instances": 1, "rate": 6.0},
+    "disaggregation": {"policy": "disaggregation", "instances": 2, "rate": 10.0},
+}
+
+
+@cache
+def prepared(policy: str) -> Prepared:
+    common = {
+        "trace": "workload:sharegpt",
+        "requests": 60,
+        "model": "Llama-3.1-8B",
+        "device": "A100-80G",
+        "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
+    }
+    return prepare(checked(RunConfig, common | SETTINGS[policy], "test"))
+
+
+def world(policy: str, host_s: float = 0.0, **planted: Any) -> Side:
+    """A run in a world whose truth is the model's with ``planted`` corrections, and the host's time in four parts."""
+    ready = prepared(policy)
+    host = dict.fromkeys(("prefill", "decode", "mixed", "transfer"), host_s)
+    truth = CorrectedModel(inner=ready.latency, corrections=Corrections(host_s=host, **planted))
+    result = ready.loop(executor=SimExecutor(latency=truth)).run()
+    steps = result.steps
+    # The loop decides one thing after another: at one instant the prefill before the decodes, as Bullet does.
+    first = np.where(np.array(steps.lane_names)[steps.lane] == "decode", 2e-9, 1e-9)
+    launches = LaunchLog(
+        start_s=steps.start_s,
+        sent_s=steps.start_s + host_s / 4 + first,
+        begin_s=steps.start_s + host_s / 2 + first,
+        finish_s=steps.end_s - host_s / 2,
+        end_s=steps.end_s,
+        processor_s=np.full(len(steps), np.nan),
+        granted_sms=steps.sms,
+    )
+    metrics = summarise(result, ready.config.slo.value(), ready.config.gpus)
+    run = Run(config=ready.config, records=result.records, steps=steps, summary=metrics.to_dict())
+    return Side(run=run, launches=launches)
+
+
+def simulated(policy: str) -> Side:
+    return replace(world(policy), launches=None)
+
+
+def found(policy: str, **planted: Any) -> Attribution:
+    cell = Cell(policy=policy, rate=1.0, real=(world(policy, **planted),), simulated=simulated(policy))
+    attribution = attribute(cell, prepared=prepared(policy))
+    assert attribution is not None
+    return attribution
+
+
+PARTS = ("host", "kernels", "contention", "rest")
+
+
+@pytest.mark.parametrize("policy", SETTINGS)
+def test_a_world_as_simulated_has_nothing_to_explain(policy: str) -> None:
+    for cause in found(policy).causes.values():
+        assert cause.error == 0
+        assert cause.shares() is None
+        for part in PARTS:
+            assert abs(getattr(cause, part)) < 1e-4 * cause.measured, (part, cause)
+
+
+@pytest.mark.parametrize("policy", SETTINGS)
+def test_a_slow_host_is_the_hosts_fault(policy: str) -> None:
+    attribution = found(policy, host_s=2e-3)
+    assert all(seconds == pytest.approx(2e-3, rel=1e-3) for seconds in attribution.corrections.host_s.values())
+    for metric, cause in attribution.causes.items():
+        shares = cause.shares()
+        assert shares is not None
+        assert shares["host"] == pytest.approx(1.0, abs=0.05), (metric, shares)
+        assert sum(shares.values()) == pytest.approx(1.0, rel=1e-9)
+    assert attribution.causes["tpot_s"].host > 2e-3  # every token waits for one launch at least
+
+
+@pytest.mark.parametrize(("policy", "sms"), [("bullet", None), ("disaggregation", 108)])
+def test_slow_kernels_of_one_kind_are_found_there(policy: str, sms: int | None) -> None:
+    attribution = found(policy, kernels={("decode", sms): 1.2})
+    factors = attribution.corrections.kernels
+    assert factors["decode", 108] == pytest.approx(1.2, rel=1e-3)
+    assert all(factor == pytest.approx(1.0, rel=1e-3) for (kind, _), factor in factors.items() if kind != "decode")
+    for metric in ("tpot_s", "e2e_s"):
+        shares = attribution.causes[metric].shares()
+        assert shares is not None
+        assert shares["kernels"] == pytest.approx(1.0, abs=0.02), (metric, shares)
+
+
+def test_slow_prefill_kernels_show_in_ttft() -> None:
+    attribution = found("bullet", kernels={("prefill", None): 1.2})
+    assert attribution.corrections.kernels["prefill", None] == pytest.approx(1.2, rel=1e-3)
+    shares = attribution.causes["ttft_s"].shares()
+    assert shares is not None
+    assert shares["kernels"] == pytest.approx(1.0, abs=0.02), shares
+
+
+def test_contention_is_found_beside_others() -> None:
+    attribution = found("bullet", contention={("decode", None): 1.3})
+    factors = attribution.corrections.contention
+    assert factors["decode", None] == pytest.approx(1.3, rel=0.02)
+    assert factors["prefill", None] == pytest.approx(1.0, rel=0.02)
+    for metric in ("tpot_s", "e2e_s"):
+        shares = attribution.causes[metric].shares()
+        assert shares is not None
+        assert shares["contention"] == pytest.approx(1.0, abs=0.05), (metric, shares)
+
+
+def test_three_faults_at_once_are_told_apart() -> None:
+    attribution = found(
+        "bullet",
+        host_s=1e-3,
+        kernels={("decode", None): 1.2, ("prefill", None): 0.9},
+        contention={("decode", None): 1.3},
+    )
+    known = attribution.corrections
+    assert known.host_s["decode"] == pytest.approx(1e-3, rel=1e-3)
+    assert known.kernels["decode", None] == pytest.approx(1.2, rel=0.02)
+    assert known.kernels["prefill", None] == pytest.approx(0.9, rel=0.02)
+    assert known.contention["decode", None] == pytest.approx(1.3, rel=0.02)
+    tpot = attribution.causes["tpot_s"]
+    assert min(tpot.host, tpot.kernels, tpot.contention) > 0
+    assert abs(tpot.rest) < 0.05 * tpot.error
+    assert sum(getattr(tpot, part) for part in PARTS) == pytest.approx(tpot.error, rel=1e-9)
+
+
+def test_what_the_model_holds_of_the_host_counts_once() -> None:
+    """A model whose constants have 0.3 ms for the world outside the device, in a world where that takes 2 ms."""
+    cell = Cell(policy="chunked", rate=1.0, real=(world("chunked", 2e-3),), simulated=simulated("chunked"))
+    attribution = attribute(cell, outside_s=3e-4, prepared=prepared("chunked"))
+    assert attribution is not None
+    assert attribution.corrections.host_s["mixed"] == pytest.approx(2e-3 - 3e-4, rel=1e-3)
+
+
+def test_corrections_by_hand() -> None:
+    inner = toy_latency(prefill_token_s=0.01, decode_step_s=0.1, shared_slowdown=2.0, transfer_token_s=0.001)
+    known = Corrections(
+        host_s={"decode": 0.05, "transfer": 0.5},
+        kernels={("decode", 4): 1.5, ("decode", None): 3.0},
+        contention={("prefill", None): 1.25},
+        outside_s=0.02,
+    )
+    truth: LatencyModel = CorrectedModel(inner=inner, corrections=known)
+    decode, prefill = Work(decode_requests=2, decode_context_tokens=9), Work(prefill=((10, 0),))
+    assert truth.estimate(decode, 4).seconds == pytest.approx((0.1 - 0.02) * 1.5 + 0.02 + 0.05)
+    assert truth.estimate(decode, 5).seconds == pytest.approx((0.1 - 0.02) * 3.0 + 0.02 + 0.05)
+    assert truth.estimate(prefill, 5).seconds == pytest.approx(0.1)
+    assert truth.estimate(prefill, 5, decode, 4).seconds == pytest.approx((0.2 - 0.02) * 1.25 + 0.02)
+    assert truth.estimate(Work(kv_transfer_tokens=100), 1).seconds == pytest.approx(0.1 + 0.5)
+    assert CorrectedModel(inner=inner, corrections=Corrections()).estimate(prefill, 5) == inner.estimate(prefill, 5)
+
+
+def test_without_launches_there_is_nothing_to_go_by() -> None:
+    side = simulated("chunked")
+    assert attribute(Cell(policy="chunked", rate=1.0, real=(side,), simulated=side)) is None
