@@ -22,6 +22,7 @@ from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.loading import POLICIES, load
 from policies.routing import ROUTERS, LeastLoaded, RoundRobin
+from policies.static_split import StaticSplit
 
 __all__ = [
     "LINK",
@@ -43,6 +44,7 @@ __all__ = [
     "Role",
     "RoundRobin",
     "Router",
+    "StaticSplit",
     "Step",
     "TrueView",
     "View",

@@ -14,11 +14,13 @@ from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.routing import ROUTERS
+from policies.static_split import StaticSplit
 
 POLICIES: dict[str, type[Any]] = {
     "chunked": ChunkedPrefill,
     "bullet": Bullet,
     "disaggregation": Disaggregation,
+    "static-split": StaticSplit,
 }
 
 CONTRACT = ("name", "needs_truth", "fewest_instances", "router", "roles", "lanes", "decide")

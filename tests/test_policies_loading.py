@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies import POLICIES, Bullet, ChunkedPrefill, Disaggregation, LeastLoaded, RoundRobin, load
+from policies import POLICIES, Bullet, ChunkedPrefill, Disaggregation, LeastLoaded, RoundRobin, StaticSplit, load
 
 OWN = """
 from dataclasses import dataclass
@@ -65,13 +65,14 @@ def test_settings_and_routers_are_set():
     assert policy == ChunkedPrefill(budget_tokens=2048, router=RoundRobin())
     assert load("bullet", {"sm_step": None, "percentile": 1}) == Bullet(percentile=1)
     assert load("disaggregation", {"decode_instances": 2}) == Disaggregation(decode_instances=2)
+    assert load("static-split", {"decode_sms": None, "lend": True}) == StaticSplit(lend=True)
     assert load("chunked").router == LeastLoaded()
 
 
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("bulet", {}, "unknown policy 'bulet'; known: chunked, bullet, disaggregation, or path.py:Class"),
+        ("bulet", {}, "unknown policy 'bulet'; known: chunked, bullet, disaggregation, static-split, or path.py:Class"),
         (
             "chunked",
             {"budget": 1},
@@ -87,6 +88,11 @@ def test_settings_and_routers_are_set():
         ("chunked", {"router": 3}, "unknown router 3"),
         ("chunked", {"budget_tokens": 0}, "budget_tokens is 0"),
         ("disaggregation", {"prefill_instances": 0}, "prefill_instances is 0"),
+        ("static-split", {"decode_sms": 0}, "static-split: decode_sms is 0; it must be 1 or more"),
+        ("static-split", {"decode_sms": 0.5}, "setting decode_sms is 0.5; it takes int | None"),
+        ("static-split", {"layers_per_step": 0}, "layers_per_step is 0"),
+        ("static-split", {"batch_tokens": 0}, "batch_tokens is 0"),
+        ("static-split", {"lend": "yes"}, "setting lend is 'yes'; it takes bool"),
         ("missing.py:Mine", {}, "policy file missing.py does not exist"),
     ],
 )

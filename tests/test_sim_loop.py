@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import SLO, Bullet, ChunkedPrefill, Decision, Disaggregation, LeastLoaded, Policy, RoundRobin
+from policies import SLO, Bullet, ChunkedPrefill, Decision, Disaggregation, LeastLoaded, Policy, RoundRobin, StaticSplit
 from policies.api import Chunk, Role, Step, View
 from profiler import roofline
 from sim import STATES, Limits, PolicyError, RunResult, ServingLoop, SimExecutor
@@ -40,8 +40,16 @@ def a100_run(policy: Policy, instances: int, *, plain: bool, blocks: int) -> Run
 @pytest.mark.parametrize("blocks", [350, 28_000])
 @pytest.mark.parametrize(
     ("policy", "instances"),
-    [(ChunkedPrefill(), 1), (ChunkedPrefill(), 2), (Bullet(), 1), (Bullet(), 2), (Disaggregation(), 2)],
-    ids=["chunked", "2 chunked", "bullet", "2 bullet", "1P1D"],
+    [
+        (ChunkedPrefill(), 1),
+        (ChunkedPrefill(), 2),
+        (Bullet(), 1),
+        (Bullet(), 2),
+        (Disaggregation(), 2),
+        (StaticSplit(), 1),
+        (StaticSplit(lend=True), 2),
+    ],
+    ids=["chunked", "2 chunked", "bullet", "2 bullet", "1P1D", "static split", "2 static splits that lend"],
 )
 def test_coasting_over_decode_steps_changes_nothing(policy: Policy, instances: int, blocks: int):
     """Repeating a decode step without asking is the same, to the bit, as asking and launching each time."""
@@ -80,6 +88,8 @@ def assert_same(ours: RunResult, theirs: RunResult) -> None:
             (Bullet(), 2),
             (Disaggregation(), 2),
             (Disaggregation(decode_instances=2), 3),
+            (StaticSplit(layers_per_step=3), 1),
+            (StaticSplit(batch_tokens=20, lend=True), 2),
         ]
     ),
     slo=st.sampled_from([SLO(), SLO(ttft_s=0.3), SLO(ttft_s=0.5, tpot_s=0.15)]),

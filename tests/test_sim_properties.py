@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import SLO, Bullet, ChunkedPrefill, Disaggregation, Policy
+from policies import SLO, Bullet, ChunkedPrefill, Disaggregation, Policy, StaticSplit
 from profiler import roofline
 from sim import STATES, RunResult
 from tests.toys import serve, toy_latency
@@ -20,6 +20,8 @@ POLICIES: list[tuple[Policy, int]] = [
     (Bullet(layers_per_step=3, pause_decode=False, reorder=False), 2),
     (Disaggregation(batch_tokens=32), 2),
     (Disaggregation(prefill_instances=2, decode_instances=1), 3),
+    (StaticSplit(batch_tokens=32), 1),
+    (StaticSplit(decode_sms=3, layers_per_step=3, lend=True, max_resident=3), 2),
 ]
 
 rows = st.lists(

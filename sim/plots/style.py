@@ -29,7 +29,7 @@ POLICY_LOOKS = {
     "chunked": (BLUE, "o"),
     "disaggregation": (GREEN, "^"),
     "prefill_first": (SKY, "v"),
-    "static_split": (PURPLE, "D"),
+    "static-split": (PURPLE, "D"),
     "nanoflow": (ORANGE, "P"),
     "oracle": (BLACK, "*"),
 }

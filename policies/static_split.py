@@ -1,0 +1,98 @@
+"""A static split: prefill and decode side by side on one GPU, each on a share of the SMs that never changes.
+
+MuxServe's colocation (ICML 2024) within one model: two processes under fixed SM quotas, as MPS sets them. Prefill runs
+whole prompts in order of arrival and decode whole steps, each in a loop of its own on its own SMs, whatever the other
+does. A process launches its whole forward pass; ``layers_per_step`` cuts prefill into groups of layers. With ``lend``
+the quota is a floor: a launch that begins while the other phase has nothing to run takes all SMs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from policies.admission import Relief, fill, relieve
+from policies.api import Chunk, Decision, Role, Router, Step, View
+from policies.routing import LeastLoaded
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticSplit:
+    """Two lanes on every instance.
+
+    decode_sms: decode's share, prefill has the rest; None takes half, in whole steps of the device's granularity.
+    batch_tokens: prompts are batched up to this many tokens; a longer one runs alone.
+    layers_per_step: transformer layers in one prefill launch; None launches the whole model.
+    lend: whether a launch with the other phase empty may have all SMs.
+    max_resident: requests that may hold KV at once.
+    """
+
+    name: ClassVar[str] = "static-split"
+    needs_truth: ClassVar[bool] = False
+    fewest_instances: ClassVar[int] = 1
+
+    decode_sms: int | None = None
+    batch_tokens: int = 1024
+    layers_per_step: int | None = None
+    lend: bool = False
+    max_resident: int = 1024
+    router: Router = field(default_factory=LeastLoaded)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "max_resident", "decode_sms", "layers_per_step"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"static-split: {name} is {value}; it must be 1 or more")
+
+    def roles(self, instances: int) -> tuple[Role, ...]:
+        mixed: tuple[Role, ...] = ("mixed",)
+        return mixed * instances
+
+    def lanes(self, role: Role) -> tuple[str, ...]:
+        return (PREFILL, DECODE)
+
+    def decide(self, view: View) -> Decision:
+        prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
+        share = self._decode_share(view)
+        if decode.busy:
+            relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
+        else:
+            relief = relieve(view)
+        chunks = () if prefill.busy else prefill.batch or self._next_batch(view, relief)
+        steps: tuple[Step, ...] = ()
+        if relief.decodes and not decode.busy:
+            alone = not prefill.busy and not chunks
+            sms = view.sms if self.lend and alone else share
+            again = alone and not view.waiting
+            steps = (Step(DECODE, sms, (), None, True, relief.victims, None, again),)
+        if chunks:
+            sms = view.sms if self.lend and not relief.decodes else view.sms - share
+            steps = (*steps, Step(PREFILL, sms, chunks, self._layers(view)))
+        return Decision(steps)
+
+    def _decode_share(self, view: View) -> int:
+        share = self.decode_sms
+        if share is None:
+            step = min(view.latency.device.sm_granularity, view.sms // 2) or 1
+            share = view.sms // 2 // step * step
+        if not 0 < share < view.sms:
+            chosen = "half" if self.decode_sms is None else share
+            raise ValueError(f"decode_sms is {chosen} of an instance's {view.sms} SMs; leave one or more to each phase")
+        return share
+
+    def _next_batch(self, view: View, relief: Relief) -> tuple[Chunk, ...]:
+        return fill(
+            view,
+            budget_tokens=self.batch_tokens,
+            free_blocks=relief.free_blocks,
+            max_resident=self.max_resident,
+            whole_prompts=True,
+            without=relief.victims,
+        )
+
+    def _layers(self, view: View) -> int | None:
+        if self.layers_per_step is None:
+            return None
+        return min(self.layers_per_step, view.latency.model.layers - view.lanes[PREFILL].layers_done)
