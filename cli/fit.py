@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,17 +92,11 @@ def _read(paths: Sequence[Path], out: Path | None, force: bool) -> tuple[Profile
 def _fitted(profile: Profile, keep_points: bool, quick: bool, quiet: bool) -> DeviceCalibration:
     """The model with its errors; tells how far it is."""
     from cli.output import progress
-    from profiler.estimators import rows_of
-    from profiler.fitting import device_of, fit_device
-    from profiler.structure import AXES
+    from profiler.holdout import fit_with_errors, fitting_steps
 
-    device_of(profile)
-    ops = [op for op in AXES if not rows_of(profile, op).empty]
-    steps = len(ops) * (2 if quick else 3)
+    steps = fitting_steps(profile, quick=quick)
     with progress("fitting", steps, quiet=quiet) as tell:
-        done = iter(range(steps))
-        model = fit_device(profile, keep_points=keep_points, progress=lambda op: tell(next(done), op))
-        return _with_errors(model, profile, ops, keep_points, quick, lambda text: tell(next(done), text))
+        return fit_with_errors(profile, keep_points=keep_points, quick=quick, progress=tell)
 
 
 def _with_host(model: DeviceCalibration, pass_s: float | None, launch_s: float | None) -> DeviceCalibration:
@@ -112,35 +106,6 @@ def _with_host(model: DeviceCalibration, pass_s: float | None, launch_s: float |
     given = {"pass_s": pass_s, "launch_s": launch_s}
     stated = {name: value for name, value in given.items() if value is not None}
     return replace(model, host=replace(model.host, **stated, origin="stated")) if stated else model
-
-
-def _with_errors(
-    model: DeviceCalibration,
-    profile: Profile,
-    ops: Sequence[str],
-    keep_points: bool,
-    quick: bool,
-    step: Callable[[str], None],
-) -> DeviceCalibration:
-    from dataclasses import replace
-
-    import numpy as np
-
-    from profiler.holdout import compare, learning_curve
-
-    bandwidth = np.asarray(model.bandwidth.curve(model.device))
-    holdout, curve = [], []
-    for op in ops:
-        step(f"{op}: hold-out")
-        holdout += compare(profile, model.device, ops=[op], quick=quick, bandwidth=bandwidth, keep_points=keep_points)
-    for op in [] if quick else ops:
-        step(f"{op}: error by samples")
-        curve += learning_curve(profile, op, model.device, bandwidth=bandwidth, keep_points=keep_points)
-    return replace(
-        model,
-        holdout=tuple(errors.document() for errors in holdout),
-        learning_curve=tuple(errors.document() for errors in curve),
-    )
 
 
 def summary(model: DeviceCalibration) -> dict[str, Any]:

@@ -41,6 +41,7 @@ FIELDS = {
     "memory_fraction": "memory_fraction",
     "reuse_preempted": "reuse_preempted",
     "latency": "latency",
+    "estimator": "estimator",
     "until": "until_s",
     "oversized": "oversized",
     "warmup": "window.warmup_s",
@@ -51,6 +52,8 @@ FIELDS = {
 RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
 
 PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)."
+
+ESTIMATOR = "What the policy plans with, where it is another latency model, key=value; repeatable."
 
 REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
 
@@ -78,6 +81,7 @@ def simulate(  # its length is that of the command: a line an option
     memory_fraction: Annotated[Number, typer.Option(help="Memory for weights and KV (default 0.9).")] = None,
     reuse_preempted: Annotated[bool | None, typer.Option(help=REUSE)] = None,
     latency: Annotated[Texts, typer.Option(help="A latency model setting, key=value; repeatable.")] = None,
+    estimator: Annotated[Texts, typer.Option(help=ESTIMATOR)] = None,
     until: Annotated[Number, typer.Option(help="Stop at this simulated second.")] = None,
     oversized: Annotated[Text, typer.Option(help="A request that can never fit: error (default) or reject.")] = None,
     warmup: Annotated[Number, typer.Option(help="Leave the first seconds of arrivals out of the metrics.")] = None,
@@ -132,8 +136,9 @@ def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunC
     settings = base.model_dump(exclude={"version"})
     if {"trace", "requests", "seed"} & options.keys():
         del settings["trace_sha256"]
-    if "model" in options.get("latency", {}):
-        del settings["latency"]["model_sha256"]
+    for group in ("latency", "estimator"):
+        if "model" in options.get(group, {}) and settings[group]:
+            del settings[group]["model_sha256"]
     if options.get("policy", {}).get("name") not in (None, base.policy.name):
         del settings["policy"]
     return checked(RunConfig, overlaid(settings, options), "options")

@@ -7,7 +7,8 @@ measured - 1|.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.base import clone  # type: ignore[import-untyped]
 
+from profiler.devicecalibration import DeviceCalibration
 from profiler.estimators import CANDIDATES, CalibratedRoofline, clock_of, rows_of, shapes_of
+from profiler.fitting import device_of, fit_device
 from profiler.profile import Profile
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats, base_seconds
@@ -204,3 +207,40 @@ def _sizes(op: str, rows: pd.DataFrame, device: DeviceSpec) -> Floats:
     if op == "gemm":
         return np.asarray(rows["m"] * rows["n"] * rows["k"], dtype=np.float64)
     return base_seconds(op, shapes_of(op, rows), clock_of(device), device.sms)
+
+
+def fitting_steps(profile: Profile, *, quick: bool) -> int:
+    """How many steps :func:`fit_with_errors` tells of."""
+    return len(_measured_ops(profile)) * (2 if quick else 3)
+
+
+def fit_with_errors(
+    profile: Profile, *, keep_points: bool, quick: bool, progress: Callable[[int, str], None]
+) -> DeviceCalibration:
+    """The model fitted to all of a profile, with the errors of others fitted to parts of it.
+
+    quick: one split only, and no error by samples. ``progress`` is told (steps done, what comes now).
+    Raises ValueError as :func:`profiler.fitting.fit_device` does.
+    """
+    device_of(profile)
+    done = count()
+    model = fit_device(profile, keep_points=keep_points, progress=lambda op: progress(next(done), op))
+    bandwidth = np.asarray(model.bandwidth.curve(model.device))
+    ops = _measured_ops(profile)
+    holdout: list[Errors] = []
+    curve: list[Errors] = []
+    for op in ops:
+        progress(next(done), f"{op}: hold-out")
+        holdout += compare(profile, model.device, ops=[op], quick=quick, bandwidth=bandwidth, keep_points=keep_points)
+    for op in [] if quick else ops:
+        progress(next(done), f"{op}: error by samples")
+        curve += learning_curve(profile, op, model.device, bandwidth=bandwidth, keep_points=keep_points)
+    return replace(
+        model,
+        holdout=tuple(errors.document() for errors in holdout),
+        learning_curve=tuple(errors.document() for errors in curve),
+    )
+
+
+def _measured_ops(profile: Profile) -> list[str]:
+    return [op for op in AXES if not rows_of(profile, op).empty]

@@ -75,6 +75,7 @@ class LatencySettings(Settings):
     model: ``fitted`` (built in), ``roofline``, or a file of ``bulletsim fit``; None: fitted where one is built in.
     model_sha256: of that file when the run was made; checked when it is repeated.
     gemm, attention, bandwidth: of the roofline alone.
+    prefill_composition, decode_composition: factors on the kernels of launches that prefill, and of others.
     """
 
     model: str | None = None
@@ -86,6 +87,8 @@ class LatencySettings(Settings):
     bandwidth: Share | None = None
     pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
     launch_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    prefill_composition: Annotated[float, Field(gt=0)] | None = None
+    decode_composition: Annotated[float, Field(gt=0)] | None = None
     reserve_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -103,6 +106,7 @@ class RunConfig(Settings):
     kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
         memory that weights and KV may take together.
     reuse_preempted: whether a pre-empted request takes over what its freed KV blocks still hold (sim.limits).
+    estimator: the latency model that the policy plans with, where it is not the one that steps run by.
     oversized: what to do with a request that could never fit: stop before the run, or reject it.
     version, trace_sha256: what the run was made with; checked when it is repeated.
     """
@@ -128,6 +132,7 @@ class RunConfig(Settings):
     oversized: Literal["error", "reject"] = "error"
     window: WindowSettings = WindowSettings()
     latency: LatencySettings = LatencySettings()
+    estimator: LatencySettings | None = None
     version: str | None = None
     trace_sha256: str | None = None
 

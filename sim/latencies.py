@@ -22,13 +22,13 @@ FITTED = "fitted"
 _SHARES = ("gemm", "attention", "bandwidth")
 
 
-def latency_model(config: RunConfig) -> KernelSumModel:
+def latency_model(config: RunConfig, chosen: LatencySettings | None = None) -> KernelSumModel:
     """The latency model that ``config`` means: fitted to its device, where there is one, else the roofline.
 
-    With ``instance_sms`` its device is that part of the one named. Raises ValueError for names, files and settings that
-    do not go together.
+    ``chosen`` are its settings, ``config.latency`` unless given. With ``instance_sms`` its device is that part of the
+    one named. Raises ValueError for names, files and settings that do not go together.
     """
-    settings = config.latency.model_dump(exclude_none=True)
+    settings = (chosen or config.latency).model_dump(exclude_none=True)
     source, sha256 = settings.pop("model", None), settings.pop("model_sha256", None)
     spec = _model(config, settings)
     shares = {name: settings.pop(name) for name in _SHARES if name in settings}

@@ -142,12 +142,17 @@ def write_run(target: Path, config: RunConfig, result: RunResult, metrics: Metri
     """Leaves the run at ``target``. Raises ValueError where that exists and ``force`` is off."""
     check_target(target, force)
     with complete_or_absent(target) as directory:
-        (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        write_columns(directory / REQUESTS, _request_columns(result.records))
-        write_columns(directory / STEPS, _step_columns(result.steps))
-        write_json(directory / SUMMARY, metrics.to_dict())
-        if result.token_times:
-            write_columns(directory / TOKEN_TIMES, _token_columns(result.token_times))
+        fill_run(directory, config, result, metrics)
+
+
+def fill_run(directory: Path, config: RunConfig, result: RunResult, metrics: Metrics) -> None:
+    """Writes the run's files into an existing ``directory``."""
+    (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    write_columns(directory / REQUESTS, _request_columns(result.records))
+    write_columns(directory / STEPS, _step_columns(result.steps))
+    write_json(directory / SUMMARY, metrics.to_dict())
+    if result.token_times:
+        write_columns(directory / TOKEN_TIMES, _token_columns(result.token_times))
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -28,12 +28,16 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
-    """Everything a run needs, checked. ``config`` carries the version and the hash of the trace."""
+    """Everything a run needs, checked. ``config`` carries the version and the hash of the trace.
+
+    latency: what steps run by. estimator: what the policy plans with, the same model unless the settings name two.
+    """
 
     config: RunConfig
     trace: Trace
     arrivals: ArrivalSpec
     latency: LatencyModel
+    estimator: LatencyModel
     policy: Policy
     limits: Limits
 
@@ -53,7 +57,7 @@ class Prepared:
         return ServingLoop(
             policy=self.policy,
             arrivals=self.arrivals.source(self.trace, config.seed),
-            latency=self.latency,
+            latency=self.estimator,
             executor=executor or SimExecutor(latency=self.latency),
             instances=config.instances,
             slo=config.slo.value(),
@@ -69,17 +73,23 @@ def prepare(config: RunConfig) -> Prepared:
     Raises ValueError for a name or setting that does not exist, a model that does not fit its device, a trace that
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
-    policy, latency = check_names(config)
+    policy, latency, estimator = check_names(config)
     trace = open_trace(config.trace, config.seed, config.requests)
     limits = _limits(config, latency)
     digest = trace_hash(trace)
     arrivals = _checked_arrivals(config, trace, limits, digest)
-    stamp = {"version": package_version(), "trace_sha256": digest, "latency": stamped(config.latency)}
+    stamp = {
+        "version": package_version(),
+        "trace_sha256": digest,
+        "latency": stamped(config.latency),
+        "estimator": config.estimator and stamped(config.estimator),
+    }
     return Prepared(
         config=config.model_copy(update=stamp),
         trace=trace,
         arrivals=arrivals,
         latency=latency,
+        estimator=estimator,
         policy=policy,
         limits=limits,
     )
@@ -124,14 +134,14 @@ def _checked_arrivals(config: RunConfig, trace: Trace, limits: Limits, trace_sha
     return _arrivals(trace, config)
 
 
-def check_names(config: RunConfig) -> tuple[Policy, KernelSumModel]:
-    """The policy and latency model of ``config``; ValueError where a name, a setting or a size is wrong."""
+def check_names(config: RunConfig) -> tuple[Policy, KernelSumModel, KernelSumModel]:
+    """The policy, latency model and estimator of ``config``; ValueError where a name, a setting or a size is wrong."""
     policy = policies.load(config.policy.name, config.policy.settings)
     CheckedPolicy(policy).roles(config.instances)
     latency = latency_model(config)
     if config.kv_blocks is None:
         latency.kv_capacity_tokens(config.memory_fraction)
-    return policy, latency
+    return policy, latency, latency_model(config, config.estimator) if config.estimator else latency
 
 
 def simulate(config: RunConfig, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:

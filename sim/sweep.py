@@ -241,12 +241,13 @@ def _rows(cells: Sequence[Cell], directory: Path) -> Iterator[Row]:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     document = config.model_dump(mode="json")
-    policy = document.pop("policy")
+    policy, estimator = document.pop("policy"), document.pop("estimator")
     flat: dict[str, Any] = {}
     for name in ("slo", "window", "latency"):
         flat |= {f"{name}_{part}": value for part, value in document.pop(name).items()}
     del document["version"], document["trace_sha256"], flat["latency_model_sha256"]
     settings = json.dumps(policy["settings"], sort_keys=True)
+    flat["estimator"] = None if estimator is None else json.dumps(estimator, sort_keys=True)
     return {"policy_name": policy["name"], "policy_settings": settings} | document | flat
 
 
