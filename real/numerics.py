@@ -54,8 +54,11 @@ def numerics_of(file: Path) -> Numerics:
 
 
 def _rope_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    rope = data.get("rope_scaling") or data.get("rope_parameters") or {}
-    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+    name = "rope_scaling" if data.get("rope_scaling") else "rope_parameters"
+    rope = data.get(name, {})
+    if not isinstance(rope, dict):
+        raise ValueError(f"{name} is {rope!r}; it must be an object")
+    if any(isinstance(value, dict) for value in rope.values()):
         raise ValueError("rope_parameters differ by kind of layer, which cannot be run; take a Llama, Mistral or Qwen3")
     outer = ("rope_theta", "original_max_position_embeddings")
     return {name: data[name] for name in outer if name in data} | rope
