@@ -49,12 +49,7 @@ class Segments:
     @classmethod
     def of(cls, sequences: Sequence[Sequenced], slot_tokens: int, device: torch.device) -> Segments:
         """Raises ValueError for a sequence that does not fit its slot."""
-        for sequence in sequences:
-            if sequence.new < 1 or sequence.cached + sequence.new > slot_tokens:
-                raise ValueError(
-                    f"a sequence of {sequence.cached} cached and {sequence.new} new tokens does not fit a slot of "
-                    f"{slot_tokens}; new must be 1 or more and both together no more than the slot"
-                )
+        check_fit(sequences, slot_tokens)
         new = torch.tensor([sequence.new for sequence in sequences])
         cached = torch.tensor([sequence.cached for sequence in sequences])
         slots = torch.tensor([sequence.slot for sequence in sequences])
@@ -88,6 +83,16 @@ class Segments:
             )
         for name in ("positions", "rows", "query_starts", "key_starts", "used", "last"):
             getattr(self, name).copy_(getattr(other, name))
+
+
+def check_fit(sequences: Sequence[Sequenced], slot_tokens: int) -> None:
+    """Raises ValueError for a sequence that does not fit its slot."""
+    for sequence in sequences:
+        if sequence.new < 1 or sequence.cached + sequence.new > slot_tokens:
+            raise ValueError(
+                f"a sequence of {sequence.cached} cached and {sequence.new} new tokens does not fit a slot of "
+                f"{slot_tokens}; new must be 1 or more and both together no more than the slot"
+            )
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, out: Tensor) -> Tensor:

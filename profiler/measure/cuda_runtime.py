@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from profiler.measure.targets import Call
 
@@ -32,16 +34,45 @@ class CudaRuntime:
         torch.cuda.set_device(self.device)
         self.properties = torch.cuda.get_device_properties(self.device)
 
-    def stream(self, address: int | None = None) -> Any:
-        """A stream of the whole device, or the one that the driver made at this address."""
+    def stream(self, address: int | None = None, priority: int = 0) -> Any:
+        """A stream of the whole device, or the one that the driver made at this address.
+
+        ``priority`` is of the former; a lower number comes first.
+        """
         if address is None:
-            return cuda.Stream(self.device)
+            return cuda.Stream(self.device, priority=priority)
         return cuda.ExternalStream(address, device=self.device)
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        """What is launched inside goes to the stream, and to its device."""
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            yield
+
+    def event(self) -> Any:
+        """One with a time, on this device."""
+        return cuda.Event(enable_timing=True)
+
+    def synchronize(self) -> None:
+        """Waits for all streams of the device."""
+        torch.cuda.synchronize(self.device)
+
+    def pinned(self, count: int) -> Tensor:
+        """Host memory for ``count`` int64, to and from which copies do not wait."""
+        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody holds."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def pool(self) -> Any:
+        """Memory that graphs may share of which never two run at once."""
+        return torch.cuda.graph_pool_handle()
 
     def once(self, call: Call, stream: Any) -> float:
         """Device seconds of one call, after warming up. RuntimeError for what the device cannot run."""
-        begin, end = self._event(), self._event()
-        torch.cuda.synchronize()  # inputs were made on another stream
+        begin, end = self.event(), self.event()
+        self.synchronize()  # inputs were made on another stream
         with torch.inference_mode(), torch.cuda.stream(stream):
             call(0)
             begin.record(stream)
@@ -50,13 +81,13 @@ class CudaRuntime:
         stream.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
-    def capture(self, call: Call, count: int, stream: Any) -> Captured:
-        """A graph of ``count`` calls. The caller has warmed them up on the stream."""
+    def capture(self, call: Call, count: int, stream: Any, pool: Any = None) -> Captured:
+        """A graph of ``count`` calls with memory of ``pool``. The caller has warmed them up on the stream."""
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
+        self.synchronize()
         with torch.inference_mode(), torch.cuda.stream(stream):
             # Not torch.cuda.graph: it collects garbage and empties caches each time, which takes longer than a sample.
-            graph.capture_begin(capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 result = None
                 for turn in range(count):
@@ -70,7 +101,7 @@ class CudaRuntime:
 
     def seconds(self, captured: Captured, replays: int, warm: bool) -> float:
         """Device seconds of one call, over so many replays; ``warm``: after one more that is not timed."""
-        begin, end = self._event(), self._event()
+        begin, end = self.event(), self.event()
         self._replayed(captured, replays, warm, begin, end)
         captured.stream.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls)
@@ -79,7 +110,7 @@ class CudaRuntime:
         self, captured: Captured, replays: int, warm: bool, beside: Captured, beside_replays: int
     ) -> tuple[float, bool]:
         """The same from when ``beside`` begins, and whether that ran until after the last timed replay."""
-        running, ended, begin, end = (self._event() for _ in range(4))
+        running, ended, begin, end = (self.event() for _ in range(4))
         with torch.cuda.stream(beside.stream):
             running.record(beside.stream)
             for _ in range(beside_replays):
@@ -87,7 +118,7 @@ class CudaRuntime:
             ended.record(beside.stream)
         captured.stream.wait_event(running)
         self._replayed(captured, replays, warm, begin, end)
-        torch.cuda.synchronize()
+        self.synchronize()
         covered = end.elapsed_time(ended) > 0
         return float(begin.elapsed_time(end)) / 1e3 / (replays * captured.calls), bool(covered)
 
@@ -111,7 +142,7 @@ class CudaRuntime:
 
     def replay_and_read(self, captured: Captured) -> float:
         """Host seconds from starting a graph of one call until its result has been read."""
-        torch.cuda.synchronize()
+        self.synchronize()
         begun = time.perf_counter()
         with torch.cuda.stream(captured.stream):
             captured.graph.replay()
@@ -120,7 +151,7 @@ class CudaRuntime:
 
     def launch(self, call: Call, stream: Any) -> float:
         """Host seconds of a call that goes out kernel by kernel, until the device has finished."""
-        torch.cuda.synchronize()
+        self.synchronize()
         begun = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(stream):
             call(0)
@@ -129,8 +160,5 @@ class CudaRuntime:
 
     def forget(self) -> None:
         """Gives freed memory back, since the next shapes are others."""
-        torch.cuda.synchronize()
+        self.synchronize()
         torch.cuda.empty_cache()
-
-    def _event(self) -> Any:
-        return cuda.Event(enable_timing=True)

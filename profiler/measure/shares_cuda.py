@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,31 +53,22 @@ class CudaDevice:
     rounds = 1
 
     def __init__(self, model: ModelSpec, runtime: Any = None, driver: Any = None) -> None:
-        # Read when CUDA starts; with fewer queues two streams may wait for each other though their SMs are disjoint.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        self.runtime = runtime or _runtime()
+        self.runtime = runtime or cuda_runtime()
         properties = self.runtime.properties
         self.model = model
         self.name = device_name(properties.name)
         self.bench = Bench(model, self.runtime.device, torch.bfloat16, properties.L2_cache_size)
         self.reach = fitting(model, properties.total_memory)
-        self.contexts, self.pairs, kind = _pairs(driver, self.runtime, properties.multi_processor_count)
         whole = properties.multi_processor_count
+        self.contexts, self.pairs, kind = disjoint_pairs(driver, self.runtime, asked(whole))
         # Without shares the two sides of a co-run may both use every SM.
         splits = tuple((a.sms, b.sms) for a, b in self.pairs) or ((whole, whole),)
         self.shares = Shares(whole, splits)
         self.streams = self._streams()
         self.settings = {
-            "machine": properties.name,
-            "torch": str(torch.__version__),
-            "cuda": torch.version.cuda,
-            "python": platform.python_version(),
-            "l2_bytes": properties.L2_cache_size,
-            "memory_bytes": properties.total_memory,
-            "elementwise": "triton" if fused_kernels() else "torch",
+            **machine(properties),
             "shares": kind,
             "splits": [list(split) for split in splits],
-            **facts(str(properties.uuid)),
         }
 
     def measure(self, group: Group, repeats: int) -> Iterator[Sample]:
@@ -180,17 +171,46 @@ class CudaDevice:
         return Sample(target, variant, host_seconds(wall, taken))
 
 
-def _runtime() -> CudaRuntime:
+def machine(properties: Any) -> dict[str, Any]:
+    """What provenance should say of a GPU, by torch's ``properties`` of it and by its driver."""
+    return {
+        "machine": properties.name,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "elementwise": "triton" if fused_kernels() else "torch",
+        **facts(str(properties.uuid)),
+    }
+
+
+def cuda_runtime(ordinal: int = 0) -> CudaRuntime:
+    """The GPU of this number, counted among those that the process sees. Raises ValueError where there is none."""
+    # Read when CUDA starts; with fewer queues two streams may wait for each other though their SMs are disjoint.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not torch.cuda.is_available():
         raise ValueError(
             f"device is 'cuda', but torch {torch.__version__} finds no CUDA GPU; take --device cpu, or install a torch "
             f"built for CUDA on a machine with a GPU and its driver"
         )
-    return CudaRuntime()
+    count = torch.cuda.device_count()
+    if ordinal >= count:
+        raise ValueError(
+            f"{ordinal + 1} GPUs are needed, one for each instance, and torch finds {count}; take fewer instances, or "
+            f"see what CUDA_VISIBLE_DEVICES hides"
+        )
+    return CudaRuntime(ordinal)
 
 
-def _pairs(driver: Any, runtime: Any, whole: int) -> tuple[GreenContexts | None, list[tuple[Side, Side]], str]:
-    """The pairs of shares, and in words what they are."""
+def disjoint_pairs(
+    driver: Any, runtime: Any, sizes: Sequence[int]
+) -> tuple[GreenContexts | None, list[tuple[Side, Side]], str]:
+    """Pairs of shares, one of about each of ``sizes`` SMs and the rest, and in words what they are.
+
+    ``driver``: the module of driver calls, None for cuda.bindings. Pairs are equal to others but once. Where the driver
+    refuses, or blocks were seen on other SMs than granted, there are none, and the words say why.
+    """
     if driver is None:
         try:
             driver = importlib.import_module("cuda.bindings.driver")
@@ -199,7 +219,7 @@ def _pairs(driver: Any, runtime: Any, whole: int) -> tuple[GreenContexts | None,
     contexts = None
     try:
         contexts = GreenContexts(driver, runtime.device.index or 0)
-        found = [contexts.split(size) for size in asked(whole)]
+        found = [contexts.split(size) for size in sizes]
         for first, second in found:
             runtime.probe(runtime.stream(first.stream), runtime.stream(second.stream))
     except (ShareError, AttributeError, RuntimeError) as error:
@@ -207,7 +227,7 @@ def _pairs(driver: Any, runtime: Any, whole: int) -> tuple[GreenContexts | None,
             contexts.close()
         return None, [], f"shared streams: {str(error).splitlines()[0]}"
     pairs = list({(a.sms, b.sms): (a, b) for a, b in reversed(found)}.values())[::-1]
-    where = _placement(pairs, runtime, whole)
+    where = _placement(pairs, runtime, contexts.whole)
     if where.startswith("shared"):
         contexts.close()
         return None, [], where

@@ -25,7 +25,7 @@ def sms_of(stream: torch.cuda.Stream, whole: int) -> set[int]:
     """SM numbers that blocks on the stream were seen on."""
     blocks = whole * BLOCKS_PER_SM
     out = torch.full((blocks,), -1, dtype=torch.int32, device=stream.device)
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(stream.device)
     with torch.cuda.stream(stream):
         _record[(blocks,)](out, 2000, WIDTH=32)
     stream.synchronize()

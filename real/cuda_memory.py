@@ -1,0 +1,61 @@
+"""Whether a model, its KV cache and its lanes' buffers fit a GPU, asked before any of it is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from profiler.measure.transformer import KVCache, Scratch
+from profiler.specs import ModelSpec
+from real.lanes import DeviceError
+
+RESERVE_BYTES = 2 << 30
+"""For graphs, what kernels hold for a moment, and the work space of matrix products, which every stream has."""
+
+GIB = 1 << 30
+META = torch.device("meta")
+"""Tensors there have sizes and no memory."""
+
+
+def check_memory(
+    runtime: Any,
+    model: ModelSpec,
+    dtype: torch.dtype,
+    *,
+    slots: int,
+    slot_tokens: int,
+    lanes: int,
+    tokens: int,
+    sequences: int,
+    weights: bool,
+) -> None:
+    """Raises DeviceError, with what to lower, for what the GPU has not the memory for.
+
+    slots: of the KV cache, nobody's included. tokens, sequences: the most of one launch. weights: whether the model is
+    still to be loaded there.
+    """
+    model_bytes = model.parameters * dtype.itemsize * weights
+    scratch = lanes * sum(map(_size, vars(Scratch(model, tokens, sequences, META, dtype)).values()))
+    slot = _size(*(cache := KVCache.of(model, 1, slot_tokens, META, dtype)).keys, *cache.values)
+    free = runtime.free_bytes()
+    left = free - model_bytes - scratch - RESERVE_BYTES
+    if slots * slot <= left:
+        return
+    fit = left // slot - 1
+    remedy = (
+        f"lower slots ({fit} fit) or slot_tokens"
+        if fit > 0
+        else "lower slot_tokens or the most tokens of a launch, take a smaller model, or see what else is on the GPU"
+    )
+    gib = [size / GIB for size in (free, model_bytes, slots * slot, scratch, RESERVE_BYTES)]
+    raise DeviceError(
+        f"{runtime.properties.name} has {gib[0]:.1f} GiB free, and {model.name} takes {gib[1]:.1f}, KV of {slots - 1} "
+        f"slots of {slot_tokens} tokens {gib[2]:.1f}, buffers of the lanes {gib[3]:.1f} and work space {gib[4]:.1f} "
+        f"GiB; {remedy}"
+    )
+
+
+def _size(*tensors: Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
