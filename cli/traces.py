@@ -20,6 +20,7 @@ ArrivalForm = Annotated[str | None, typer.Option(help="New arrivals, such as poi
 Seed = Annotated[int, typer.Option(help="For everything drawn at random.")]
 Limit = Annotated[int | None, typer.Option(help="Requests kept, or drawn from a workload (1,000).")]
 Slice = Annotated[str | None, typer.Option(help="START:END in seconds; either may be left out.")]
+Shrink = Annotated[int | None, typer.Option(help="Divide prompts and answers by this whole number, rounding up.")]
 Scale = Annotated[float | None, typer.Option(help="A factor on the rates of a ServeGen folder.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -109,6 +110,7 @@ def info(
     limit: Limit = None,
     slice: Slice = None,
     scale: Scale = None,
+    shrink: Shrink = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw it: a .png, .svg or .pdf.")] = None,
     json: Json = False,
 ) -> None:
@@ -117,7 +119,7 @@ def info(
     from traces import summarise
     from traces.picture import draw
 
-    trace = _opened(source, format, arrivals, seed, limit, slice, scale)
+    trace = _opened(source, format, arrivals, seed, limit, slice, scale, shrink)
     statistics = summarise(trace)
     if picture is not None:
         draw(trace, picture)
@@ -138,18 +140,19 @@ def convert(
     limit: Limit = None,
     slice: Slice = None,
     scale: Scale = None,
+    shrink: Shrink = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     json: Json = False,
 ) -> None:
     """Write a trace in our own form, cut and given new arrivals.
 
-    Applied in this order: --slice, --limit, --arrivals.
+    Applied in this order: --slice, --limit, --shrink, --arrivals.
     """
     from cli.output import print_json
     from traces import save
 
     _check_target(source, target, force)
-    trace = _opened(source, format, arrivals, seed, limit, slice, scale)
+    trace = _opened(source, format, arrivals, seed, limit, slice, scale, shrink)
     save(trace, target)
     if json:
         print_json({"path": str(target), "requests": len(trace), "provenance": _provenance(trace)})
@@ -184,9 +187,10 @@ def _opened(
     limit: int | None,
     slice: str | None,
     scale: float | None,
+    shrink: int | None,
 ) -> Trace:
-    """The trace asked for: cut, limited and with its arrivals. A ServeGen folder is cut before it is generated."""
-    from traces import ReadOptions, between, first, open_trace, parse_arrivals
+    """The trace asked for: cut, limited, shrunk, with its arrivals. A ServeGen folder is cut before it is generated."""
+    from traces import ReadOptions, between, first, open_trace, parse_arrivals, shrunk
 
     spec = None if arrivals is None else parse_arrivals(arrivals)
     start_s, end_s = _span(slice)
@@ -202,6 +206,8 @@ def _opened(
         trace = between(trace, start_s, end_s)
     if limit is not None:
         trace = first(trace, limit)
+    if shrink is not None:
+        trace = shrunk(trace, shrink)
     return trace if spec is None else spec.apply(trace, seed)
 
 

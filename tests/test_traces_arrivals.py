@@ -141,6 +141,47 @@ def test_slices_count_from_their_start() -> None:
         traces.between(trace_of(2, [0, 1]), 5, 5)
 
 
+def test_shrunk_lengths_are_rounded_up() -> None:
+    short = traces.shrunk(trace_of(9, [0, 1, 2, 3, 4, 5, 6, 7, 8]), 4)
+    assert short.prompt_tokens.tolist() == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert short.output_tokens.tolist() == [2] * 9
+    assert short.arrival_s is not None
+    assert short.arrival_s.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert short.provenance.notes == ("prompts and answers divided by 4, rounded up to whole tokens",)
+
+
+def test_shrinking_drops_block_hashes_and_says_so() -> None:
+    hashed = replace(
+        trace_of(2, [0, 1]),
+        session_ids=("a", "a"),
+        request_ids=("x", "y"),
+        block_hashes=((1,), (1, 2)),
+        block_tokens=512,
+    )
+    short = traces.shrunk(hashed, 2)
+    assert (short.block_hashes, short.block_tokens) == (None, None)
+    assert (short.session_ids, short.request_ids) == (("a", "a"), ("x", "y"))
+    assert short.provenance.notes[-1].endswith("; block hashes dropped, as they are of longer prompts")
+    assert traces.shrunk(hashed, 1) is hashed
+    for factor in (0, -8):
+        with pytest.raises(TraceError, match=f"lengths divided by {factor}; give a whole number of 1 or more"):
+            traces.shrunk(hashed, factor)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 2**31 - 1), min_size=1), st.integers(1, 2**31), st.integers(1, 1000))
+def test_shrinking_twice_is_shrinking_by_the_product(tokens: list[int], one: int, two: int) -> None:
+    """And every length is the least that, made longer again, is no shorter than it was."""
+    long = replace(trace_of(len(tokens)), prompt_tokens=np.array(tokens))
+    short = traces.shrunk(long, one)
+    assert all(
+        n >= 1 and n * one >= t > (n - 1) * one for n, t in zip(short.prompt_tokens.tolist(), tokens, strict=True)
+    )
+    twice = traces.shrunk(short, two)
+    assert twice.prompt_tokens.tolist() == traces.shrunk(long, one * two).prompt_tokens.tolist()
+    assert twice.output_tokens.tolist() == traces.shrunk(long, one * two).output_tokens.tolist()
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("process", [*PROCESSES, "rescaled"])
 def test_a_rate_must_be_a_number_above_0(process: str, rate: float) -> None:

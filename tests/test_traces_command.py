@@ -84,6 +84,17 @@ def test_convert_cuts_limits_and_gives_arrivals(azure: Path, tmp_path: Path) -> 
     ]
 
 
+def test_convert_and_info_shrink_lengths_and_keep_arrivals(azure: Path, tmp_path: Path) -> None:
+    target = tmp_path / "t.csv"
+    done = document("convert", azure, target, "--limit", "3", "--shrink", "8", "--arrivals", "constant:2")
+    assert "prompts and answers divided by 8, rounded up to whole tokens" in done["provenance"]["notes"]
+    back = traces.load(target)
+    assert (back.prompt_tokens.tolist(), back.output_tokens.tolist()) == ([13, 13, 14], [1, 1, 1])  # 100, 103, 106
+    assert back.arrival_s is not None
+    assert back.arrival_s.tolist() == [0, 0.5, 1]
+    assert document("info", azure, "--shrink", "10")["prompt_tokens"]["max"] == 16  # of 157
+
+
 def test_convert_replaces_only_when_told_and_never_its_input(tmp_path: Path) -> None:
     source, target, link = tmp_path / "a.csv", tmp_path / "b.csv", tmp_path / "link.csv"
     run("convert", "workload:chat", source, "--limit", "3")
@@ -153,6 +164,10 @@ def test_servegen_folders_are_cut_before_they_are_generated(tmp_path: Path) -> N
         (("info", "workload:code", "--slice", "9:5"), "--slice 9:5 is empty"),
         (("info", "workload:code", "--scale", "2"), "--scale is for ServeGen folders"),
         (("info", "workload:code", "--limit", "0"), "0 requests"),
+        (
+            ("convert", "workload:code", "t.csv", "--shrink", "0"),
+            "lengths divided by 0; give a whole number of 1 or more",
+        ),
         (("info", "workload:code", "--limit", "10000000000"), "ask for 100,000,000 at most"),
         (("info", "workload:code", "--arrivals", "poisson:1e-12"), r"beyond 1e\+12 s; raise the rate"),
         (("convert", "workload:code", "t.txt"), r"saved as \.csv or \.parquet"),

@@ -12,6 +12,7 @@ from traces.arrivals import (
     on_off,
     poisson,
     rescaled,
+    shrunk,
     spread_bins,
 )
 from traces.catalogue import CATALOGUE, PublicTrace, fetch
@@ -53,6 +54,7 @@ __all__ = [
     "rank_correlation",
     "rescaled",
     "save",
+    "shrunk",
     "spread_bins",
     "summarise",
     "workload",

@@ -153,6 +153,29 @@ def first(trace: Trace, requests: int) -> Trace:
     return replace(chosen, provenance=trace.provenance.noting(note))
 
 
+def shrunk(trace: Trace, factor: int) -> Trace:
+    """Prompts and answers a ``factor``-th as long, rounded up, for a device too small for the real ones.
+
+    Arrivals and sessions stay. Hashed prefix blocks are dropped: a hash stands for whole blocks of the long prompt.
+    TraceError for a factor below 1.
+    """
+    if factor < 1:
+        raise TraceError(f"lengths divided by {factor}; give a whole number of 1 or more, such as 8")
+    if factor == 1:
+        return trace
+    note = f"prompts and answers divided by {factor}, rounded up to whole tokens"
+    if trace.block_hashes is not None:
+        note += "; block hashes dropped, as they are of longer prompts"
+    return replace(
+        trace,
+        prompt_tokens=-(-trace.prompt_tokens // factor),
+        output_tokens=-(-trace.output_tokens // factor),
+        block_hashes=None,
+        block_tokens=None,
+        provenance=trace.provenance.noting(note),
+    )
+
+
 def _gaps(trace: Trace) -> int:
     if len(trace) == 0:
         raise TraceError(f"{trace.name}: a trace without requests; give one with at least one")
