@@ -82,7 +82,7 @@ def _overlaps(mine: Rows, others: Rows, steps: StepLog, begin_s: Floats, finish_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGroup:
-    """Steps of one lane on one share, alone or beside another lane's; measured over predicted durations.
+    """Steps of one lane on one share (None: on all), alone or beside another lane's; measured over predicted durations.
 
     measured_s, predicted_s: sums, from decision to notice. ratio_*: quantiles of measured / predicted.
     error: (sum predicted - sum measured) / sum measured. weighted_error: sum |predicted - measured| / sum measured.
@@ -90,7 +90,7 @@ class StepGroup:
     """
 
     lane: str
-    sms: int
+    sms: int | None
     beside: bool
     count: int
     measured_s: float
@@ -103,9 +103,13 @@ class StepGroup:
     device_ratio: float | None
 
 
+ALL = -1
+"""Stands for all shares where groups are put in order."""
+
+
 def step_groups(runs: list[tuple[StepLog, LaunchLog | None]]) -> tuple[StepGroup, ...]:
-    """The groups of all ``runs`` together, by lane, share and company."""
-    found: dict[tuple[str, int, bool], list[tuple[Floats, Floats, Floats]]] = {}
+    """The groups of all ``runs`` together, by lane, company and share; on all shares first."""
+    found: dict[tuple[str, bool, int], list[tuple[Floats, Floats, Floats]]] = {}
     for steps, launches in runs:
         duration_s = steps.end_s - steps.start_s
         device_s = np.full(len(steps), np.nan) if launches is None else launches.device_s
@@ -115,15 +119,17 @@ def step_groups(runs: list[tuple[StepLog, LaunchLog | None]]) -> tuple[StepGroup
         for lane, sms, accompanied in sorted(set(shown)):
             rows = (steps.lane == lane) & (steps.sms == sms) & (company == accompanied)
             columns = (duration_s[rows], steps.predicted_s[rows], device_s[rows])
-            found.setdefault((steps.lane_names[lane], sms, accompanied), []).append(columns)
+            for share in (sms, ALL):
+                found.setdefault((steps.lane_names[lane], accompanied, share), []).append(columns)
     groups = []
-    for (lane_name, sms, accompanied), parts in sorted(found.items()):
+    for (lane_name, accompanied, share), parts in sorted(found.items()):
         measured, predicted, device = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        groups.append(_group(lane_name, sms, accompanied, measured, predicted, device))
+        shown = None if share == ALL else share
+        groups.append(_group(lane_name, shown, accompanied, measured, predicted, device))
     return tuple(groups)
 
 
-def _group(lane: str, sms: int, company: bool, measured: Floats, predicted: Floats, device: Floats) -> StepGroup:
+def _group(lane: str, sms: int | None, company: bool, measured: Floats, predicted: Floats, device: Floats) -> StepGroup:
     known = predicted > 0
     ratios = measured[known] / predicted[known]
     p10, p50, p90 = np.quantile(ratios, (0.1, 0.5, 0.9)).tolist() if len(ratios) else (None, None, None)

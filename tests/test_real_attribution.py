@@ -2,69 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from real.attribution import Attribution, CorrectedModel, Corrections, attribute
-from real.comparison import Cell, Side
-from real.launches import LaunchLog
-from sim.config import RunConfig, checked
-from sim.executor import SimExecutor
-from sim.metrics import summarise
-from sim.rundir import Run
-from sim.simulate import Prepared, prepare
+from real.comparison import Cell
 from tests.toys import toy_latency
-
-SETTINGS = {
-    "bullet": {"policy": "bullet", "instances": 1, "rate": 6.0},
-    "chunked": {"policy": "chunked", "instances": 1, "rate": 6.0},
-    "disaggregation": {"policy": "disaggregation", "instances": 2, "rate": 10.0},
-}
-
-
-@cache
-def prepared(policy: str) -> Prepared:
-    common = {
-        "trace": "workload:sharegpt",
-        "requests": 60,
-        "model": "Llama-3.1-8B",
-        "device": "A100-80G",
-        "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
-    }
-    return prepare(checked(RunConfig, common | SETTINGS[policy], "test"))
-
-
-def world(policy: str, host_s: float = 0.0, **planted: Any) -> Side:
-    """A run in a world whose truth is the model's with ``planted`` corrections, and the host's time in four parts."""
-    ready = prepared(policy)
-    host = dict.fromkeys(("prefill", "decode", "mixed", "transfer"), host_s)
-    truth = CorrectedModel(inner=ready.latency, corrections=Corrections(host_s=host, **planted))
-    result = ready.loop(executor=SimExecutor(latency=truth)).run()
-    steps = result.steps
-    # The loop decides one thing after another: at one instant the prefill before the decodes, as Bullet does.
-    first = np.where(np.array(steps.lane_names)[steps.lane] == "decode", 2e-9, 1e-9)
-    launches = LaunchLog(
-        start_s=steps.start_s,
-        sent_s=steps.start_s + host_s / 4 + first,
-        begin_s=steps.start_s + host_s / 2 + first,
-        finish_s=steps.end_s - host_s / 2,
-        end_s=steps.end_s,
-        processor_s=np.full(len(steps), np.nan),
-        granted_sms=steps.sms,
-    )
-    metrics = summarise(result, ready.config.slo.value(), ready.config.gpus)
-    run = Run(config=ready.config, records=result.records, steps=steps, summary=metrics.to_dict())
-    return Side(run=run, launches=launches)
-
-
-def simulated(policy: str) -> Side:
-    return replace(world(policy), launches=None)
+from tests.worlds import SETTINGS, prepared, simulated, world
 
 
 def found(policy: str, **planted: Any) -> Attribution:

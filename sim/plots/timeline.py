@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -54,6 +54,46 @@ def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | N
         drawing.align_ylabels(grid[:, 0])
         _legend(drawing, grid[:2].flat)
     return drawing
+
+
+def compared(worlds: Mapping[str, StepLog], sms: int, *, start_s: float, end_s: float) -> Figure:
+    """SM shares and batches of the same traffic in each of ``worlds``, one above the other on one axis.
+
+    ``sms`` is what a device has. Values as in :func:`timeline`; a world without steps stays empty.
+    """
+    edges = np.linspace(start_s, end_s, BINS + 1)
+    found = [np.unique(steps.instance) for steps in worlds.values()]
+    instances = np.unique(np.concatenate(found))[:MOST_INSTANCES] if found else np.zeros(0, np.int64)
+    columns = max(1, len(instances))
+    with styled():
+        drawing = figure(7.2, 1.0 + 1.9 * len(worlds))
+        grid = drawing.subplots(2 * len(worlds), columns, sharex=True, sharey=False, squeeze=False)
+        for place, (name, steps) in enumerate(worlds.items()):
+            shares, batches = grid[2 * place], grid[2 * place + 1]
+            for column, instance in enumerate(instances):
+                here = np.flatnonzero(steps.instance == instance)
+                here = here[np.argsort(steps.start_s[here], kind="stable")]
+                _draw_shares(shares[column], steps, here, edges, sms)
+                _draw_batches(batches[column], steps, here, edges)
+                shares[column].set_title(f"{name}, instance {instance}" if columns > 1 else name)
+            shares[0].set_ylabel("SM share (%)")
+            batches[0].set_ylabel("Tokens\nin flight")
+        _share_scale([axes for row in grid[1::2] for axes in row])
+        for axes in grid.flat:
+            axes.set_ylim(bottom=0)
+            axes.set_xlim(start_s, end_s)
+        for axes in grid[-1]:
+            axes.set_xlabel("Time (s)")
+        drawing.align_ylabels(grid[:, 0])
+        _legend(drawing, grid.flat)
+    return drawing
+
+
+def _share_scale(panels: Sequence[Axes]) -> None:
+    """Gives all panels the tallest one's height."""
+    top = max(axes.get_ylim()[1] for axes in panels)
+    for axes in panels:
+        axes.set_ylim(top=top)
 
 
 def held(edges: Floats, start_s: Floats, end_s: Floats, value: Floats) -> Floats:

@@ -1,0 +1,73 @@
+"""HTML in small pieces. Everything that is text is escaped here, and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from real.report.words import DASH
+from sim.plots.style import RC
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def text(value: object) -> Markup:
+    """``value`` as HTML: as it is where it is markup, else escaped."""
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))
+
+
+def joined(parts: Iterable[object]) -> Markup:
+    return Markup("".join(text(part) for part in parts))
+
+
+def tag(name: str, *content: object, **attributes: str) -> Markup:
+    """An element; ``class_`` stands for class."""
+    shown = "".join(f' {key.rstrip("_")}="{escape(value)}"' for key, value in attributes.items())
+    return Markup(f"<{name}{shown}>{joined(content)}</{name}>\n")
+
+
+def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, left: int = 1) -> Markup:
+    """A table whose first ``left`` columns are words and whose others are numbers."""
+
+    def cells(name: str, values: Sequence[object]) -> Markup:
+        marked = ((value, {} if column < left else {"class_": "n"}) for column, value in enumerate(values))
+        return tag("tr", *(tag(name, value, **attributes) for value, attributes in marked))
+
+    body = joined(cells("td", row) for row in rows)
+    inner = tag("table", tag("thead", cells("th", head)), tag("tbody", body))
+    return tag("div", inner, class_="wide")
+
+
+def facts(entries: Mapping[str, Any]) -> Markup:
+    """Names and values, nested ones by their path."""
+    return table(("", ""), [(name, value) for name, value in flat(entries)], left=2) if entries else Markup("")
+
+
+def flat(entries: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, str]]:
+    """(path, value) of everything in ``entries``."""
+    for name, value in entries.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{path}{name}.")
+        elif isinstance(value, (list, tuple)):
+            yield f"{path}{name}", ", ".join(map(str, value))
+        else:
+            yield f"{path}{name}", DASH if value is None else str(value)
+
+
+def picture(drawing: Figure, alt: str) -> Markup:
+    """A figure as an SVG image within the page: its own document, so that names in it meet no other's."""
+    file = io.BytesIO()
+    with matplotlib.rc_context(RC):
+        drawing.savefig(file, format="svg", metadata={"Date": None}, dpi=130)
+    data = base64.b64encode(file.getvalue()).decode("ascii")
+    return Markup(f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">\n')

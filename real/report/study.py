@@ -1,0 +1,73 @@
+"""All cells of a validation compared and their errors explained: what a report and a terminal show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from real.attribution import Attribution, attribute
+from real.comparison import LIMIT, Cell, Comparison, Order, compare, orders
+from sim.simulate import Prepared, prepare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Studied:
+    """A cell's comparison and causes. ``unexplained`` says why there are none; ``sms`` is what a device has."""
+
+    comparison: Comparison
+    attribution: Attribution | None
+    unexplained: str
+    sms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Study:
+    """All cells, in the order given, and the order of policies at each rate."""
+
+    cells: tuple[Studied, ...]
+    orders: tuple[Order, ...]
+    limit: float
+
+    @property
+    def verdicts(self) -> list[bool]:
+        """Of every headline statistic that could be judged, whether it is within."""
+        found = [statistic.within for cell in self.cells for statistic in cell.comparison.headlines]
+        return [within for within in found if within is not None]
+
+
+def study(cells: Sequence[Cell], *, limit: float = LIMIT, outside_s: float = 0.0) -> Study:
+    """Compares and explains ``cells``; see real.comparison and real.attribution for ``limit`` and ``outside_s``.
+
+    Takes three simulations a cell. Raises ValueError where there is no cell, or two are of one policy and rate.
+    """
+    names = [(cell.policy, cell.rate) for cell in cells]
+    if not names:
+        raise ValueError("a report needs at least one policy at one rate")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[0]} at {twice[1]:g} requests/s is there twice; give each policy a name of its own")
+    studied = tuple(_studied(cell, limit, outside_s) for cell in cells)
+    return Study(cells=studied, orders=orders([cell.comparison for cell in studied]), limit=limit)
+
+
+def _studied(cell: Cell, limit: float, outside_s: float) -> Studied:
+    comparison = compare(cell, limit)
+    try:
+        prepared = prepare(cell.simulated.run.config)
+    except ValueError as error:
+        # The report is of the runs; what they were made from may have moved since.
+        reason = f"the simulation cannot be repeated: {error}"
+        return Studied(comparison=comparison, attribution=None, unexplained=reason, sms=_most_sms(cell))
+    return _explained(comparison, prepared, outside_s)
+
+
+def _explained(comparison: Comparison, prepared: Prepared, outside_s: float) -> Studied:
+    attribution = attribute(comparison.cell, outside_s=outside_s, prepared=prepared)
+    reason = "" if attribution is not None else "no real run has a record of its launches"
+    sms = prepared.latency.device.sms
+    return Studied(comparison=comparison, attribution=attribution, unexplained=reason, sms=sms)
+
+
+def _most_sms(cell: Cell) -> int:
+    sides = (*cell.real, cell.simulated)
+    return max([1, *(int(side.run.steps.sms.max()) for side in sides if len(side.run.steps))])
