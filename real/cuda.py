@@ -132,8 +132,8 @@ class CudaLanes:
                     f"instance {index} is to have lanes {', '.join(names)}, and was made with {len(own)} that use SMs; "
                     f"make lanes anew"
                 )
-            found |= {(index, name): None for name in names if name == LINK}
-            found |= {(index, name): lane for name, lane in zip(computing, own[-len(computing) :], strict=True)}
+            by_name = dict(zip(computing, own[-len(computing) :], strict=True))
+            found |= {(index, name): by_name.get(name) for name in names}
         self._lanes = found
         self._finished_s.clear()
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profiler.measure.transformer import KVCache, Scratch
+from profiler.measure.transformer import Scratch
 from profiler.specs import ModelSpec
 from real.lanes import DeviceError
 
@@ -37,8 +37,9 @@ def check_memory(
     still to be loaded there.
     """
     model_bytes = model.parameters * dtype.itemsize * weights
-    scratch = lanes * sum(map(_size, vars(Scratch(model, tokens, sequences, META, dtype)).values()))
-    slot = _size(*(cache := KVCache.of(model, 1, slot_tokens, META, dtype)).keys, *cache.values)
+    buffers: dict[str, Tensor] = vars(Scratch(model, tokens, sequences, META, dtype))
+    scratch = lanes * sum(tensor.nbytes for tensor in buffers.values())
+    slot = slot_tokens * 2 * model.layers * model.kv_heads * model.head_dim * dtype.itemsize
     free = runtime.free_bytes()
     left = free - model_bytes - scratch - RESERVE_BYTES
     if slots * slot <= left:
@@ -55,7 +56,3 @@ def check_memory(
         f"slots of {slot_tokens} tokens {gib[2]:.1f}, buffers of the lanes {gib[3]:.1f} and work space {gib[4]:.1f} "
         f"GiB; {remedy}"
     )
-
-
-def _size(*tensors: Tensor) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
