@@ -115,8 +115,8 @@ def step_groups(runs: list[tuple[StepLog, LaunchLog | None]]) -> tuple[StepGroup
         device_s = np.full(len(steps), np.nan) if launches is None else launches.device_s
         company = np.zeros(len(steps), np.bool_)
         company[beside(steps, launches).row] = True
-        shown = zip(steps.lane.tolist(), steps.sms.tolist(), company.tolist(), strict=True)
-        for lane, sms, accompanied in sorted(set(shown)):
+        present = zip(steps.lane.tolist(), steps.sms.tolist(), company.tolist(), strict=True)
+        for lane, sms, accompanied in sorted(set(present)):
             rows = (steps.lane == lane) & (steps.sms == sms) & (company == accompanied)
             columns = (duration_s[rows], steps.predicted_s[rows], device_s[rows])
             for share in (sms, ALL):

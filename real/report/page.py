@@ -25,7 +25,8 @@ th, td { padding: .22rem .7rem .22rem 0; text-align: left; border-bottom: 1px so
 th { font-weight: 600; color: var(--faint); border-bottom-color: #b9c0c6; white-space: nowrap; }
 th.n, td.n { text-align: right; padding-right: 0; padding-left: 1.1rem; font-variant-numeric: tabular-nums;
   white-space: nowrap; }
-td:first-child { white-space: nowrap; } .verdict { font-weight: 650; } .within { color: var(--good); } .off { color: var(--bad); }
+td:first-child { white-space: nowrap; }
+.verdict { font-weight: 650; } .within { color: var(--good); } .off { color: var(--bad); }
 .lead { font-size: 1.08rem; } img { max-width: 100%; height: auto; display: block; margin: .3rem 0 .6rem; }
 details { margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px; padding: .1rem 1rem; }
 summary { cursor: pointer; font-weight: 650; padding: .55rem 0; } details[open] > summary { margin-bottom: .3rem; }
