@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import StaticSplit
+from policies import SLO, StaticSplit, Step
 from profiler import roofline
 from sim import PolicyError, RunResult
-from tests.test_policies_bullet import LATENCY
+from tests.test_policies_bullet import DECODE, LATENCY, PREFILL, FakeLane, FakeView, Held, held
 from tests.toys import serve, toy_latency
 
 ROWS = [(0.0, 12, 4), (0.3, 30, 2)]
@@ -116,6 +116,33 @@ def test_the_latest_gives_way_when_kv_is_short():
     result = serve(StaticSplit(), [(0.0, 7, 6), (0.0, 8, 4)], blocks=5, block_tokens=4)
     assert token_times(result) == [[0.15, 0.25, 0.35, 0.45, 0.55, 0.65], [0.15, 0.25, 0.75, 0.85]]
     assert result.records.preemptions.tolist() == [0, 1]
+
+
+def decided(view: FakeView) -> list[Step]:
+    return list(StaticSplit(decode_sms=4).decide(view).steps)  # type: ignore[arg-type]
+
+
+def test_room_made_by_pre_emption_is_not_for_the_queue():
+    """Two decodes at a block's border and no block free: the later of them gives back 3, of which 1 is needed."""
+    residents = [Held(index=i, prefilled_tokens=47, generated_tokens=1, first_token_s=0.0) for i in (1, 2)]
+    waiting = held(Held(index=3))
+    view = FakeView(slo=SLO(), decoding=held(*residents), waiting=waiting, free_blocks=0, decode_block_demand=2)
+    (step,) = decided(view)
+    assert (step.lane, step.sms, step.decode, step.preempt) == (DECODE, 4, True, (residents[1],))
+
+
+@pytest.mark.parametrize(("demand", "lanes"), [(1, [PREFILL]), (2, [])])
+def test_a_prompt_leaves_the_next_decode_step_its_blocks(demand: int, lanes: list[str]):
+    """Two blocks are free while a decode step runs; the prompt needs one."""
+    view = FakeView(
+        slo=SLO(),
+        decoding=held(Held(index=1, prefilled_tokens=16, generated_tokens=0, first_token_s=0.0)),
+        waiting=held(Held(index=3)),
+        lanes={PREFILL: FakeLane(), DECODE: FakeLane(busy=True, sms=4)},
+        free_blocks=2,
+        decode_block_demand=demand,
+    )
+    assert [step.lane for step in decided(view)] == lanes
 
 
 @pytest.mark.parametrize(
