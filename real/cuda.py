@@ -5,25 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from policies.api import LINK
-from profiler.measure.green import asked
 from profiler.measure.shares_cuda import cuda_runtime, machine
-from profiler.measure.transformer import KVCache, Weights
-from real.cuda_clock import DeviceClock, seconds
-from real.cuda_lane import CudaLane, Flight, Replica
-from real.cuda_memory import check_memory
-from real.cuda_shares import DeviceShares, device_shares
+from profiler.measure.transformer import Weights
+from real.cuda_clock import seconds
+from real.cuda_instance import Instance, Needs, check_lanes, computing, shares_of
+from real.cuda_lane import CudaLane, Flight
+from real.cuda_shares import DeviceShares
 from real.lanes import Batch, Copy, DeviceError, Done, Job
 from real.model import RunnableModel
 
 POLL_S = 20e-6
 IDLE_S = 1e-3
-MOST_LANES = 2
 
 Key = tuple[int, str]
 """An instance and the name of a lane."""
@@ -32,13 +28,14 @@ Key = tuple[int, str]
 class CudaLanes:
     """The GPUs of a run (real.lanes.Lanes). They hold nothing of a run once its last job is done: use them again.
 
-    lanes: the names of each instance's lanes; at most two use SMs, and those called ``link`` copy KV. Instance i is on
-        GPU ``devices[i]``, by default the i-th.
-    slots, slot_tokens: of each instance's KV cache. tokens, sequences: the most of one launch.
-    temperature: of decode by graph; at another one it is launched kernel by kernel.
-    splits: where an instance has two lanes, SMs that the second will ask for (the first the rest of the device); by
-        default eighths of the device up to six. For a lone lane, SMs that it will ask for; by default all.
+    lanes: the names of each instance's; at most two use SMs, and those called ``link`` copy KV.
+    slots, slot_tokens: of each instance's KV cache. launch_tokens: the most of one launch.
+    seed, temperature: of sampling. Decode at another temperature than this goes out kernel by kernel, not as graphs.
+    splits: SMs that the second lane of a GPU will ask for, the first the rest; by default eighths of the device up to
+        six. Where a GPU has one lane alone, what that will ask for; by default all.
     graphs: SMs at which lanes decode by graph, by name; by default an instance's last lane at all its shares.
+    devices: the number of each instance's GPU, by default 0, 1 and so on. Two instances of a lane each may be on one:
+        they share its SMs as two lanes of an instance do if there are splits, and else both use all.
     open_runtime, driver: what reaches a GPU, by its number, and the module of driver calls.
 
     Raises ValueError for settings that contradict each other and GPUs that are missing, DeviceError for what does not
@@ -52,8 +49,8 @@ class CudaLanes:
         lanes: Sequence[Sequence[str]],
         slots: int,
         slot_tokens: int,
-        tokens: int,
-        sequences: int,
+        launch_tokens: int = 16384,
+        seed: int = 0,
         temperature: float = 0.0,
         splits: Sequence[int] | None = None,
         graphs: Mapping[str, Sequence[int]] | None = None,
@@ -63,53 +60,61 @@ class CudaLanes:
         driver: Any = None,
     ) -> None:
         self.slots, self.slot_tokens = slots, slot_tokens
-        self._instances: list[_Instance] = []
+        self._instances: list[Instance] = []
+        self._shares: dict[int, DeviceShares] = {}
         self._lanes: dict[Key, CudaLane | None] = {}
         self._flights: dict[Key, tuple[Job, Flight]] = {}
         self._ready: list[tuple[Key, Done]] = []
         self._finished_s: dict[Key, float] = {}
-        needs = _Needs(model, slots, slot_tokens, tokens, sequences, temperature, dtype, splits, driver)
         numbers = list(devices or range(len(lanes)))
-        _check_lanes(lanes, numbers)
-        opened = {number: open_runtime(number) for number in dict.fromkeys(numbers)}
+        check_lanes(lanes, numbers)
+        runtimes = {number: open_runtime(number) for number in dict.fromkeys(numbers)}
+        # Kernels draw from the devices' own generators, which is the one kind that graphs go on with.
+        torch.manual_seed(seed)
+        begun_s = time.perf_counter()
         try:
-            self.settings: dict[str, Any] = self._prepared(lanes, [opened[number] for number in numbers], needs, graphs)
+            for number, runtime in runtimes.items():
+                here = [names for names, other in zip(lanes, numbers, strict=True) if other == number]
+                self._shares[number] = shares_of(runtime, driver, here, splits)
+            needs = Needs(model, slots, slot_tokens, launch_tokens, temperature, dtype)
+            self._open(lanes, numbers, runtimes, needs)
+            captured = self._prepare(lanes, graphs)
         except RuntimeError as error:
             self.close()
             raise _device_error("preparing lanes", error) from error
         except BaseException:
             self.close()
             raise
-
-    def _prepared(
-        self,
-        lanes: Sequence[Sequence[str]],
-        runtimes: Sequence[Any],
-        needs: _Needs,
-        graphs: Mapping[str, Sequence[int]] | None,
-    ) -> dict[str, Any]:
-        """Makes and warms up all instances and captures their graphs; what there is to say of it."""
-        begun_s = time.perf_counter()
-        loaded: dict[torch.device, Weights] = {}
-        for runtime, names in zip(runtimes, lanes, strict=True):
-            instance = _opened(runtime, needs, len(_computing(names)), loaded.get(runtime.device))
-            loaded[runtime.device] = instance.replica.weights
-            self._instances.append(instance)
-        self.rename(lanes)
-        captured = 0
-        for instance, names in zip(self._instances, lanes, strict=True):
-            for name, lane in zip(_computing(names), instance.lanes, strict=True):
-                default = [share.sms for share in lane.shares.all] if lane is instance.lanes[-1] else []
-                captured += lane.prepare(default if graphs is None else graphs.get(name, ()))
-        shares = [instance.shares for instance in self._instances]
-        return {
-            **machine(runtimes[0].properties),
-            "gpus": len(loaded),
-            "shares": "; ".join(dict.fromkeys(share.kind for share in shares)),
-            "splits": [list(split) for split in dict.fromkeys(split for share in shares for split in share.splits)],
+        pairs = dict.fromkeys(split for share in self._shares.values() for split in share.splits)
+        self.settings: dict[str, Any] = {
+            **machine(runtimes[numbers[0]].properties),
+            "gpus": len(runtimes),
+            "shares": "; ".join(dict.fromkeys(share.kind for share in self._shares.values())),
+            "splits": [list(pair) for pair in pairs],
             "decode_graphs": captured,
             "preparation_s": time.perf_counter() - begun_s,
         }
+
+    def _open(
+        self, lanes: Sequence[Sequence[str]], numbers: Sequence[int], runtimes: Mapping[int, Any], needs: Needs
+    ) -> None:
+        loaded: dict[int, Weights] = {}
+        left = {number: list(shares.lanes) for number, shares in self._shares.items()}
+        for names, number in zip(lanes, numbers, strict=True):
+            own = [left[number].pop(0) for _ in computing(names)]
+            instance = Instance(runtimes[number], needs, own, loaded.get(number))
+            loaded[number] = instance.replica.weights
+            self._instances.append(instance)
+        self.rename(lanes)
+
+    def _prepare(self, lanes: Sequence[Sequence[str]], graphs: Mapping[str, Sequence[int]] | None) -> int:
+        """Warms up all lanes and captures their graphs; how many."""
+        captured = 0
+        for instance, names in zip(self._instances, lanes, strict=True):
+            for name, lane in zip(computing(names), instance.lanes, strict=True):
+                default = [share.sms for share in lane.shares.all] if lane is instance.lanes[-1] else []
+                captured += lane.prepare(default if graphs is None else graphs.get(name, ()))
+        return captured
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -126,13 +131,13 @@ class CudaLanes:
         found: dict[Key, CudaLane | None] = {}
         for index, names in enumerate(lanes):
             own = self._instances[index].lanes if index < len(self._instances) else []
-            computing = _computing(names)
-            if not 0 < len(computing) <= len(own):
+            using = computing(names)
+            if not 0 < len(using) <= len(own):
                 raise ValueError(
                     f"instance {index} is to have lanes {', '.join(names)}, and was made with {len(own)} that use SMs; "
                     f"make lanes anew"
                 )
-            by_name = dict(zip(computing, own[-len(computing) :], strict=True))
+            by_name = dict(zip(using, own[-len(using) :], strict=True))
             found |= {(index, name): by_name.get(name) for name in names}
         self._lanes = found
         self._finished_s.clear()
@@ -180,6 +185,10 @@ class CudaLanes:
         self._lanes.clear()
         while self._instances:
             self._instances.pop().close()
+        while self._shares:
+            contexts = self._shares.popitem()[1].contexts
+            if contexts is not None:
+                contexts.close()
 
     def _lane(self, instance: int, name: str) -> CudaLane | None:
         """None for a link."""
@@ -233,94 +242,8 @@ class CudaLanes:
         return Done(job.job_id, tokens, begin_s, finish_s, math.nan, flight.sms)
 
 
-class _Needs(NamedTuple):
-    """What every instance is made with."""
-
-    model: RunnableModel
-    slots: int
-    slot_tokens: int
-    tokens: int
-    sequences: int
-    temperature: float
-    dtype: torch.dtype
-    splits: Sequence[int] | None
-    driver: Any
-
-
-class _Instance:
-    """A replica, its lanes that use SMs, and the stream of its link."""
-
-    def __init__(self, replica: Replica, shares: DeviceShares, lanes: list[CudaLane]) -> None:
-        self.replica, self.shares, self.lanes = replica, shares, lanes
-        self.link = replica.runtime.stream()
-
-    def close(self) -> None:
-        runtime = self.replica.runtime
-        # A device that has failed answers nothing; the rest goes with the process.
-        with suppress(RuntimeError):
-            runtime.synchronize()
-        for lane in self.lanes:
-            lane.close()
-        self.lanes.clear()
-        del self.replica
-        with suppress(RuntimeError):
-            runtime.forget()
-        if self.shares.contexts is not None:
-            self.shares.contexts.close()
-
-
-def _opened(runtime: Any, needs: _Needs, lanes: int, weights: Weights | None) -> _Instance:
-    """An instance on the GPU; ``weights`` where another has loaded them there."""
-    spec = needs.model.spec
-    check_memory(
-        runtime,
-        spec,
-        needs.dtype,
-        slots=needs.slots + 1,
-        slot_tokens=needs.slot_tokens,
-        lanes=lanes,
-        tokens=needs.tokens,
-        sequences=needs.sequences,
-        weights=weights is None,
-    )
-    whole = runtime.properties.multi_processor_count
-    default = asked(whole) if lanes == MOST_LANES else []
-    with ExitStack() as undo:
-        sizes = default if needs.splits is None else needs.splits
-        shares = device_shares(runtime, needs.driver, lanes, sizes)
-        if shares.contexts is not None:
-            undo.callback(shares.contexts.close)
-        replica = Replica(
-            model=needs.model,
-            runtime=runtime,
-            clock=DeviceClock(runtime),
-            weights=weights or needs.model.weights(runtime.device, needs.dtype),
-            cache=KVCache.of(spec, needs.slots + 1, needs.slot_tokens, runtime.device, needs.dtype),
-            tokens=needs.tokens,
-            sequences=needs.sequences,
-            temperature=needs.temperature,
-        )
-        instance = _Instance(replica, shares, [CudaLane(replica, share) for share in shares.lanes])
-        undo.pop_all()
-    return instance
-
-
 def _name(key: Key) -> str:
     return f"lane {key[1]} of instance {key[0]}"
-
-
-def _computing(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name != LINK]
-
-
-def _check_lanes(lanes: Sequence[Sequence[str]], devices: Sequence[int]) -> None:
-    if not lanes or len(devices) != len(lanes):
-        raise ValueError(f"{len(lanes)} instances on {len(devices)} GPUs; there must be one or more, each with its GPU")
-    for index, names in enumerate(lanes):
-        if len(set(names)) < len(names) or not 0 < len(_computing(names)) <= MOST_LANES:
-            raise ValueError(
-                f"instance {index} has lanes {', '.join(names)}; a GPU has one or two, with different names, and links"
-            )
 
 
 def _device_error(where: str, error: RuntimeError) -> DeviceError:

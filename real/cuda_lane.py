@@ -27,7 +27,7 @@ from real.model import RunnableModel
 class Replica:
     """A model on a GPU, as its lanes share it. The last slot of ``cache`` is nobody's: graphs are padded with it.
 
-    tokens, sequences: the most of one launch. temperature: of sampling in graphs.
+    launch_tokens: the most of one launch. temperature: of sampling in graphs.
     """
 
     model: RunnableModel
@@ -35,13 +35,17 @@ class Replica:
     clock: DeviceClock
     weights: Weights
     cache: KVCache
-    tokens: int
-    sequences: int
+    launch_tokens: int
     temperature: float
+
+    @property
+    def slots(self) -> int:
+        """Those that sequences may have, and so the most sequences of a launch."""
+        return self.cache.slots - 1
 
     def padding(self, count: int) -> tuple[Sequenced, ...]:
         """Sequences whose KV is nobody's."""
-        return (Sequenced(self.cache.slots - 1, 1, 0),) * count
+        return (Sequenced(self.slots, 1, 0),) * count
 
 
 class Flight(NamedTuple):
@@ -61,10 +65,10 @@ class CudaLane:
     def __init__(self, replica: Replica, shares: LaneShares) -> None:
         self.replica, self.shares = replica, shares
         spec, cache, runtime = replica.model.spec, replica.cache, replica.runtime
-        scratch = Scratch(spec, replica.tokens, replica.sequences, runtime.device, cache.keys[0].dtype)
+        scratch = Scratch(spec, replica.launch_tokens, replica.slots, runtime.device, cache.keys[0].dtype)
         self._model = Transformer(spec, replica.weights, cache, scratch, numerics=replica.model.numerics)
-        self._inputs = Inputs(runtime, replica.tokens, replica.sequences, cache.slot_tokens)
-        self._results: Tensor = runtime.pinned(replica.sequences)
+        self._inputs = Inputs(runtime, replica.launch_tokens, replica.slots, cache.slot_tokens)
+        self._results: Tensor = runtime.pinned(replica.slots)
         self._begin, self._finish = runtime.event(), runtime.event()
         self._pool = runtime.pool()
         self._graphs: dict[int, tuple[Graph, ...]] = {}
@@ -107,7 +111,7 @@ class CudaLane:
             self._warm(share)
         replica = self.replica
         whole, spec = self.shares.whole.sms, replica.model.spec
-        most = min(replica.sequences, replica.tokens)
+        most = min(replica.slots, replica.launch_tokens)
         sizes = buckets(most, replica.cache.slot_tokens, spec.kv_heads, whole)
         for sms, share in {share.sms: share for share in map(self.shares.nearest, graph_sms)}.items():
             self._graphs[sms] = tuple(self._captured(share, bucket) for bucket in sizes)
@@ -134,7 +138,7 @@ class CudaLane:
 
         The first use of any of these would hold up all lanes.
         """
-        tokens = self.replica.tokens
+        tokens = self.replica.launch_tokens
         while tokens:
             self._run_padding(self._whole_prompts(tokens), share)
             tokens //= 2
@@ -144,7 +148,7 @@ class CudaLane:
         longest = self.replica.cache.slot_tokens
         full, rest = divmod(tokens, longest)
         prompts = [padding._replace(new=longest)] * full + [padding._replace(new=rest)] * bool(rest)
-        return tuple(prompts[: self.replica.sequences])
+        return tuple(prompts[: self.replica.slots])
 
     def _captured(self, share: Share, bucket: Bucket) -> Graph:
         self._run_padding(self.replica.padding(bucket.rows), share)
@@ -170,12 +174,12 @@ class CudaLane:
 
     def _check(self, batch: Batch) -> None:
         replica, sequences = self.replica, batch.sequences
-        spec, slots = replica.model.spec, replica.cache.slots - 1
+        spec, slots = replica.model.spec, replica.slots
         tokens = sum(sequence.new for sequence in sequences)
-        if not 0 < len(sequences) <= replica.sequences or tokens > replica.tokens:
+        if not 0 < len(sequences) <= slots or tokens > replica.launch_tokens:
             raise ValueError(
-                f"a launch of {len(sequences)} sequences and {tokens} tokens; the lanes were made for 1 to "
-                f"{replica.sequences} sequences and up to {replica.tokens} tokens"
+                f"a launch of {len(sequences)} sequences and {tokens} tokens; lanes were made for 1 to {slots} "
+                f"sequences and up to {replica.launch_tokens} tokens"
             )
         if not 0 <= batch.first < batch.last <= spec.layers:
             raise ValueError(f"layers {batch.first} to {batch.last}; {spec.name} has 0 to {spec.layers}")

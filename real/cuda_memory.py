@@ -27,32 +27,36 @@ def check_memory(
     slots: int,
     slot_tokens: int,
     lanes: int,
-    tokens: int,
-    sequences: int,
+    launch_tokens: int,
     weights: bool,
 ) -> None:
     """Raises DeviceError, with what to lower, for what the GPU has not the memory for.
 
-    slots: of the KV cache, nobody's included. tokens, sequences: the most of one launch. weights: whether the model is
-    still to be loaded there.
+    slots: of the KV cache, to which one is added that is nobody's. launch_tokens: the most of one launch.
+    weights: whether the model is still to be loaded there.
     """
     model_bytes = model.parameters * dtype.itemsize * weights
-    buffers: dict[str, Tensor] = vars(Scratch(model, tokens, sequences, META, dtype))
-    scratch = lanes * sum(tensor.nbytes for tensor in buffers.values())
+    buffers, a_row = (_scratch_bytes(model, dtype, launch_tokens, rows) * lanes for rows in (0, 1))
+    a_row -= buffers
     slot = slot_tokens * 2 * model.layers * model.kv_heads * model.head_dim * dtype.itemsize
     free = runtime.free_bytes()
-    left = free - model_bytes - scratch - RESERVE_BYTES
-    if slots * slot <= left:
+    fit = (free - model_bytes - buffers - RESERVE_BYTES - slot) // (slot + a_row)
+    if slots <= fit:
         return
-    fit = left // slot - 1
     remedy = (
         f"lower slots ({fit} fit) or slot_tokens"
         if fit > 0
         else "lower slot_tokens or the most tokens of a launch, take a smaller model, or see what else is on the GPU"
     )
-    gib = [size / GIB for size in (free, model_bytes, slots * slot, scratch, RESERVE_BYTES)]
+    sizes = free, model_bytes, (slots + 1) * slot, buffers + slots * a_row, RESERVE_BYTES
+    gib = [size / GIB for size in sizes]
     raise DeviceError(
-        f"{runtime.properties.name} has {gib[0]:.1f} GiB free, and {model.name} takes {gib[1]:.1f}, KV of {slots - 1} "
+        f"{runtime.properties.name} has {gib[0]:.1f} GiB free, and {model.name} takes {gib[1]:.1f}, KV of {slots} "
         f"slots of {slot_tokens} tokens {gib[2]:.1f}, buffers of the lanes {gib[3]:.1f} and work space {gib[4]:.1f} "
         f"GiB; {remedy}"
     )
+
+
+def _scratch_bytes(model: ModelSpec, dtype: torch.dtype, tokens: int, rows: int) -> int:
+    buffers: dict[str, Tensor] = vars(Scratch(model, tokens, rows, META, dtype))
+    return sum(tensor.nbytes for tensor in buffers.values())

@@ -28,7 +28,7 @@ from tests.test_measure_cuda import FakeDriver, FakeRuntime
 SPEC = replace(profiler.model("tiny"), layers=4, hidden=48, intermediate=40, heads=6, kv_heads=2, head_dim=8, vocab=64)
 MODEL = RunnableModel(SPEC, LLAMA3, seed=7)
 SLOT = 48
-SIZES: dict[str, Any] = {"slots": 6, "slot_tokens": SLOT, "tokens": 64, "sequences": 8}
+SIZES: dict[str, Any] = {"slots": 6, "slot_tokens": SLOT, "launch_tokens": 64}
 
 
 class FakeStream:

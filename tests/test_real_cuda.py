@@ -142,7 +142,7 @@ def test_kv_is_copied_between_instances(opened: Opener, expected: list[list[int]
         batch = Batch((Sequenced(2, 1, cached + step),), (tokens[-1],), 0, SPEC.layers)
         tokens += run(lanes, Job(3 + step, 1, "decode", 132, batch)).tokens
     assert tokens == expected[1]
-    assert lanes.settings["gpus"] == 1
+    assert lanes.settings["gpus"] == 2
 
 
 def test_jobs_get_the_nearest_share_of_their_side(opened: Opener) -> None:
@@ -192,7 +192,7 @@ def test_layers_on_another_share_wait_for_those_before(opened: Opener, expected:
 
 def test_decode_steps_take_the_smallest_graph_on_their_share(opened: Opener) -> None:
     runtime = LaneRuntime()
-    lanes = opened(runtime, sequences=6, graphs={"decode": [32]})
+    lanes = opened(runtime, graphs={"decode": [32]})
     assert lanes.settings["decode_graphs"] == 4
     assert len(runtime.pools) == 1
     runtime.replayed = 0
@@ -277,6 +277,20 @@ def test_instances_on_one_gpu_share_their_weights(opened: Opener, monkeypatch: p
     assert len(made) == 1
     assert first.replica.weights is second.replica.weights
     assert first.replica.cache is not second.replica.cache
+
+
+def test_two_instances_may_have_the_halves_of_one_gpu(opened: Opener, expected: list[list[int]]) -> None:
+    halves: dict[str, Any] = {"lanes": [("prefill",), ("decode", "link")], "devices": (0, 0)}
+    lanes = opened(splits=[64], **halves)
+    assert lanes.settings["splits"] == [[64, 68]]
+    done = run(lanes, Job(1, 0, "prefill", 66, prompt_of(5, PROMPTS[1])))
+    assert (done.sms, done.tokens) == (68, (expected[1][0],))
+    run(lanes, Job(2, 1, "link", 0, Copy(0, 5, 2, len(PROMPTS[1]))))
+    done = run(lanes, Job(3, 1, "decode", 66, step_of(2, cached=len(PROMPTS[1]), tokens=done.tokens)))
+    assert (done.sms, done.tokens) == (64, (expected[1][1],))
+    first, second = (instance.lanes[0].shares.parts[0].stream for instance in lanes._instances)
+    assert first.address != second.address
+    assert opened(splits=None, **halves).settings["shares"] == "whole device"
 
 
 def test_another_run_may_name_lanes_otherwise(opened: Opener, expected: list[list[int]]) -> None:

@@ -123,7 +123,7 @@ def test_the_devices_clock_is_set_by_the_hosts_now_and_then() -> None:
         (Job(1, 0, "decode", 32, step_of(6)), "a slot is not among the 6 of the KV cache, 0 to 5"),
         (Job(1, 0, "decode", 32, step_of(0, cached=48)), "48 cached and 1 new tokens does not fit a slot of 48"),
         (Job(1, 0, "decode", 32, step_of()), "a launch of 0 sequences and 0 tokens"),
-        (Job(1, 0, "decode", 32, step_of(*range(6), *range(3))), "made for 1 to 8 sequences and up to 64 tokens"),
+        (Job(1, 0, "decode", 32, step_of(*range(6), 0)), "made for 1 to 6 sequences and up to 64 tokens"),
         (Job(1, 0, "decode", 32, step_of(0, last=5)), "layers 0 to 5; tiny has 0 to 4"),
         (Job(1, 0, "decode", 32, step_of(0, tokens=())), "0 token ids for 1 new tokens; each needs one"),
         (Job(1, 0, "decode", 32, step_of(0, tokens=(64,))), "token ids from 64 to 64; the vocabulary has 0 to 63"),
@@ -198,9 +198,10 @@ def test_what_does_not_fit_is_said_before_it_is_made(opened: Opener) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lanes": [("a", "b", "c")]}, "a GPU has one or two"),
-        ({"lanes": [("a", "a")]}, "with different names"),
-        ({"lanes": [("link",)]}, "a GPU has one or two"),
+        ({"lanes": [("a", "b", "c")]}, "GPU 0 has lanes a, b, c; it has shares for 2"),
+        ({"lanes": [("a", "b"), ("c",)], "devices": (3, 3)}, "GPU 3 has lanes a, b, c"),
+        ({"lanes": [("a", "a")]}, "names differ"),
+        ({"lanes": [("link",)]}, "instance 0 has lanes link"),
         ({"lanes": []}, "0 instances on 0 GPUs"),
         ({"devices": (0, 1)}, "1 instances on 2 GPUs"),
     ],
