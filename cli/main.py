@@ -15,7 +15,7 @@ from typing import TextIO
 
 import typer
 
-from cli import catalogue, demo, fit, plot, policies, profile, profiles, simulate, sweep, traces
+from cli import catalogue, demo, fit, plot, policies, profile, profiles, simulate, sweep, traces, validate
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -36,6 +36,7 @@ app.command("plot")(plot.plot)
 app.command("profile")(profile.profile)
 app.add_typer(profiles.app, name="profiles")
 app.command("fit")(fit.fit)
+app.command("validate")(validate.validate)
 app.command("policies")(policies.policies)
 app.command("models")(catalogue.models)
 app.command("devices")(catalogue.devices)

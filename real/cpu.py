@@ -29,13 +29,14 @@ REMEDY = "if memory is short, serve with fewer --slots or a smaller --model; wha
 
 
 class _Lane(NamedTuple):
-    """A lane's processes by the cores they have."""
+    """A lane's processes by the cores they have; a link has one, which counts as none."""
 
+    name: str
     shares: dict[int, Handle]
 
     def granted(self, sms: int) -> int:
         """The share nearest to what is asked, the smaller of two as near."""
-        return min(self.shares, key=lambda share: (abs(share - sms), share))
+        return 0 if self.name == LINK else min(self.shares, key=lambda share: (abs(share - sms), share))
 
 
 class CpuLanes:
@@ -77,11 +78,13 @@ class CpuLanes:
             self.close()
             raise
 
+    def granted(self, instance: int, lane: str, sms: int) -> int:
+        return self._lanes[instance, lane].granted(sms)
+
     def submit(self, job: Job) -> None:
-        lane = self._lanes[job.instance, job.lane]
-        granted = lane.granted(job.sms)
-        handle = lane.shares[granted]
-        self._handles[handle.connection] = handle, job._replace(sms=0 if isinstance(job.task, Copy) else granted)
+        granted = self.granted(job.instance, job.lane, job.sms)
+        handle = self._lanes[job.instance, job.lane].shares[granted]
+        self._handles[handle.connection] = handle, job._replace(sms=granted)
         try:
             handle.send("copy" if isinstance(job.task, Copy) else "compute", job.task)
         except ValueError as error:
@@ -138,9 +141,11 @@ class CpuLanes:
                     state = arena.empty(shape, DTYPE), arena.empty(shape, DTYPE)
                 packed = arena.pack(Shared(spec, model.numerics, weights, caches, *state))
                 mine = cores[instance]
-                shares = _shares(mine, back=name != computing[0]) if len(computing) > 1 and name != LINK else (mine,)
+                alone = name == LINK or len(computing) == 1
+                shares = (mine,) if alone else _shares(mine, back=name != computing[0])
                 arguments = (arena, packed, instance, seed)
-                self._lanes[instance, name] = _Lane({len(share): self._handle(share, arguments) for share in shares})
+                found = {0 if name == LINK else len(share): self._handle(share, arguments) for share in shares}
+                self._lanes[instance, name] = _Lane(name, found)
         for handle, _ in self._handles.values():
             handle.wait()
 

@@ -78,6 +78,10 @@ class Lanes(Protocol):
     slot_tokens: int
     settings: dict[str, Any]
 
+    def granted(self, instance: int, lane: str, sms: int) -> int:
+        """The SMs that a job on this lane gets when it asks for ``sms``; 0 on a link."""
+        ...
+
     def submit(self, job: Job) -> None:
         """Begins a job on an idle lane and returns at once."""
         ...

@@ -8,7 +8,7 @@ whose finished part is thereby saved.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,15 @@ def serve(
     target: Path,
     *,
     facts: Mapping[str, Any],
+    afterwards: Callable[[], Mapping[str, Any]] = dict,
     temperature: float = 0.0,
     progress: Progress | None = None,
 ) -> Replayed:
     """Serves the run on ``lanes`` and leaves it at ``target``, replacing a run that is there.
 
-    ``facts`` are written to its real.json. Raises what stops it, DeviceError or an interruption, after its finished
-    part has been saved, and ReplayDiffers where a replay comes to other records than the run.
+    ``facts``, and what ``afterwards`` says when it has ended, are written to its real.json. Raises what stops it,
+    DeviceError or an interruption, after its finished part has been saved, and ReplayDiffers where a replay comes to
+    other records than the run.
     """
     check_servable(prepared)
     model = prepared.latency.model
@@ -77,7 +79,7 @@ def serve(
             result = prepared.loop(executor=recorder, progress=progress).run()
     finally:
         # Also on the way out: what had finished is kept.
-        replayed = recover(recording, target)
+        replayed = recover(recording, target, afterwards())
     difference = different(result, replayed.result)
     if difference:
         raise ReplayDiffers(f"{target}: its replay differs from the run in {difference}")
@@ -97,9 +99,10 @@ def check_servable(prepared: Prepared) -> None:
         raise ValueError(f"tensor_parallel is {prepared.config.tensor_parallel}; a device run has one GPU an instance")
 
 
-def recover(recording: Path, target: Path) -> Replayed:
+def recover(recording: Path, target: Path, facts: Mapping[str, Any] | None = None) -> Replayed:
     """Makes the directory of the run whose recording this is; the recording moves into it.
 
+    ``facts`` are added to those that were recorded.
     Raises ValueError for a file that is no recording, or of another version's decisions.
     """
     settings, _ = read_recording(recording)
@@ -113,8 +116,8 @@ def recover(recording: Path, target: Path) -> Replayed:
         write_launches(directory / LAUNCHES, replayed.launches)
         _write_tokens(directory / TOKENS, {names[index]: found for index, found in replayed.tokens.items()})
         replay_facts = {"answers": replayed.answers, "decisions": replayed.decisions}
-        facts = {**settings["facts"], "finished": replayed.finished, "replay": replay_facts}
-        write_json(directory / FACTS, facts)
+        known = {**settings["facts"], **(facts or {}), "finished": replayed.finished, "replay": replay_facts}
+        write_json(directory / FACTS, known)
         (directory / ANSWERS).write_bytes(recording.read_bytes())
     recording.unlink()
     return replayed

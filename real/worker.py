@@ -87,7 +87,6 @@ class LaneWorker:
     def _computed(self, batch: Batch) -> tuple[int, ...]:
         import torch
 
-        from profiler.measure import kernels
         from profiler.measure.attention import Segments
 
         cache = self.shared.caches[self.instance]
@@ -98,13 +97,7 @@ class LaneWorker:
         model.layers(segments, batch.first, batch.last)
         if batch.last < self.shared.spec.layers:
             return ()
-        logits, out = model.finish(segments), model.scratch.tokens[: len(batch.sequences)]
-        if batch.temperature:
-            temperature = torch.full((len(logits), 1), batch.temperature)
-            kernels.sample(logits, temperature, out, self.generator)
-        else:
-            kernels.greedy(logits, out)
-        return tuple(out.tolist())
+        return tuple(model.next_tokens(segments, batch.temperature, self.generator).tolist())
 
     def _room(self, tokens: int, rows: int) -> Transformer:
         """The model with buffers for so many tokens and sequences; what lies in shared memory never moves."""

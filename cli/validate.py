@@ -1,0 +1,145 @@
+"""``bulletsim validate``: policies served for real and simulated, and how far the two are apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from real.plan import Plan
+    from real.report import Study
+
+Texts = list[str]
+Number = float | None
+Whole = int | None
+
+POLICY = "NAME, or NAME:key=value,key=value; repeatable. NAME may be path.py:Class."
+RATE = "Requests/s in all; repeatable. Without it the trace's own times."
+SHRINK = "Divide prompts and answers by this, for a device too small for the real ones."
+TIME = "Stretch the trace's own times by this factor."
+LATENCY = "A latency model that bulletsim fit wrote for this device; nothing is measured then."
+PROFILE = "A profile of this device, from bulletsim profile (default: measure one first)."
+REPORT = "Only make the report anew from the runs at --out."
+
+
+def validate(
+    device: Annotated[str, typer.Option(help="What to serve on: cpu or cuda.")],
+    model: Annotated[str, typer.Option(help="A name from bulletsim models, a config.json, or a folder of weights.")],
+    trace: Annotated[str, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")],
+    policy: Annotated[Texts, typer.Option(help=POLICY)],
+    out: Annotated[Path, typer.Option(help="Directory of runs and report; what is finished there is kept.")],
+    rate: Annotated[list[float] | None, typer.Option(help=RATE)] = None,
+    requests: Annotated[Whole, typer.Option(help="Serve only so many, from the start.")] = None,
+    shrink: Annotated[int, typer.Option(help=SHRINK)] = 1,
+    time_scale: Annotated[float, typer.Option(help=TIME)] = 1.0,
+    repeats: Annotated[int, typer.Option(help="Real runs of each policy at each rate.")] = 2,
+    slo_ttft: Annotated[Number, typer.Option(help="TTFT limit, seconds.")] = None,
+    slo_ttft_per_token: Annotated[Number, typer.Option(help="TTFT limit, seconds per prompt token.")] = None,
+    slo_ttft_floor: Annotated[float, typer.Option(help="The TTFT limit is at least this, seconds.")] = 0.0,
+    slo_tpot: Annotated[Number, typer.Option(help="TPOT limit, seconds.")] = None,
+    profile: Annotated[Path | None, typer.Option(help=PROFILE)] = None,
+    latency_model: Annotated[Path | None, typer.Option(help=LATENCY)] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure the coarse grid only.")] = False,
+    slots: Annotated[Whole, typer.Option(help="Requests whose KV an instance may hold.")] = None,
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0 takes the likeliest token.")] = 0.0,
+    until: Annotated[Number, typer.Option(help="Stop each run at this second.")] = None,
+    seed: Annotated[int, typer.Option(help="Of weights, prompts and arrivals.")] = 0,
+    report: Annotated[bool, typer.Option("--report", help=REPORT)] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
+) -> None:
+    """Serve a trace for real under each policy, simulate the same, and compare."""
+    from sim.config import checked
+
+    _check_torch()
+    from real.plan import Plan
+
+    slo = {
+        "ttft_s": slo_ttft,
+        "ttft_per_token_s": slo_ttft_per_token,
+        "ttft_floor_s": slo_ttft_floor,
+        "tpot_s": slo_tpot,
+    }
+    chosen = {
+        "device": device,
+        "model": model,
+        "trace": trace,
+        "policies": list(map(_entry, policy)),
+        "rates": list(rate or ()),
+        "time_scale": time_scale,
+        "requests": requests,
+        "shrink": shrink,
+        "seed": seed,
+        "slo": slo,
+        "repeats": repeats,
+        "slots": slots,
+        "profile": None if profile is None else str(profile),
+        "latency": None if latency_model is None else str(latency_model),
+        "quick": quick,
+        "until_s": until,
+        "temperature": temperature,
+    }
+    _validated(checked(Plan, chosen, "options"), out, only_report=report, json=json, quiet=quiet)
+
+
+def _check_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise ValueError("serving for real needs torch, which is not installed; install: pip install 'bulletsim[real]'")
+
+
+def _entry(text: str) -> dict[str, Any]:
+    """A policy and its settings. A colon may also be in the name: path.py:Class."""
+    from cli.settings import pairs
+
+    found = re.fullmatch(r"(.+?):(\w+=.*)", text)
+    if found is None:
+        return {"name": text}
+    return {"name": found[1], "settings": pairs(f"--policy {found[1]}", found[2].split(","))}
+
+
+def _validated(plan: Plan, out: Path, *, only_report: bool, json: bool, quiet: bool) -> None:
+    from cli.output import note, print_json
+    from real.validation import Validation
+    from sim.config import read_json
+
+    validation = Validation(plan, out, _teller(quiet or json))
+    try:
+        found = validation.report() if only_report else validation.run()
+    except (KeyboardInterrupt, ValueError):
+        if not quiet and out.is_dir():
+            note(f"what is done stays in {out}; the same command goes on")
+        raise
+    if json:
+        print_json(read_json(out / "report.json"))
+        return
+    print(summary(found))
+    if not quiet:
+        note(f"report written to {out / 'report.html'}")
+
+
+def summary(found: Study) -> str:
+    """The verdicts, and the order of the policies in both worlds."""
+    from cli.output import table
+    from real.report import SUMMARY_HEAD, summary_lines, summary_rows
+
+    return "\n".join([table(SUMMARY_HEAD, summary_rows(found), left=2), "", *summary_lines(found)])
+
+
+def _teller(quiet: bool) -> Any:
+    from cli.output import progress
+    from real.telling import Begin, Teller
+
+    class Progress(Teller):
+        @contextmanager
+        def stage(self, what: str) -> Iterator[Begin]:
+            with ExitStack() as shown:
+                yield lambda steps: shown.enter_context(progress(what, steps, quiet=quiet))
+
+    return Progress()

@@ -1,0 +1,92 @@
+"""The settings of each run of a validation: which policy on which instances, on which requests, by which model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import policies
+from profiler.devicecalibration import DeviceCalibration
+from profiler.specs import DeviceSpec
+from real.pace import Pace
+from real.plan import BLOCK_TOKENS, Contestant, Plan
+from sim.config import LatencySettings, PolicySettings, RunConfig
+from sim.sweep_spec import PolicyEntry
+
+SHARES = 8
+"""Parts of a GPU by which policies move SMs, as far as its granularity allows: pairs of shares are made beforehand."""
+
+
+def contestant(entry: PolicyEntry, plan: Plan, device: DeviceSpec, slots: int) -> Contestant:
+    """The policy with what the device sets, on as few instances as it runs on.
+
+    Settings that a policy has and the plan leaves open: it holds no more requests than there are slots, and moves SMs
+    by shares that were made. Instances on a CPU have equal parts of its cores, on GPUs one each.
+    Raises ValueError for a policy or setting that does not exist, or too few cores.
+    """
+    settings = dict(entry.settings)
+    known = {field.name for field in fields(type(policies.load(entry.name, settings)))}  # type: ignore[arg-type]
+    if "max_resident" in known:
+        settings.setdefault("max_resident", slots)
+    if "sm_step" in known and plan.device == "cuda":
+        grain = device.sm_granularity
+        settings.setdefault("sm_step", max(1, round(device.sms / SHARES / grain)) * grain)
+    policy = policies.load(entry.name, settings)
+    instances = policy.fewest_instances
+    sms = None
+    if plan.device == "cpu" and instances > 1:
+        sms = len(os.sched_getaffinity(0)) // instances
+        if not sms:
+            raise ValueError(
+                f"policy {entry.shown} needs {instances} instances, and this process may use "
+                f"{len(os.sched_getaffinity(0))} cores; leave it out, or take more cores"
+            )
+    settled = PolicySettings(name=entry.name, settings=settings)
+    return Contestant(entry.shown, settled, policy, instances, sms)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all runs of a validation have in common. slots, slot_tokens: of each instance's KV cache."""
+
+    plan: Plan
+    trace: Path
+    model_file: Path
+    calibration: DeviceCalibration
+    slots: int
+    slot_tokens: int
+
+    def config(self, who: Contestant, rate: float | None, host_s: float, pace: Pace | None = None) -> RunConfig:
+        """The settings of one run.
+
+        host_s: seconds of a launch that the host takes outside the device. With a ``pace`` steps run by the model at
+        that pace, and the policy still plans with what was fitted.
+        """
+        plan = self.plan
+        fitted = LatencySettings(model=str(self.model_file), launch_overhead_s=self.calibration.host.launch_s + host_s)
+        return RunConfig(
+            trace=str(self.trace),
+            rate=rate,
+            policy=who.settings,
+            model=plan.model,
+            device=self.calibration.device.name,
+            instances=who.instances,
+            instance_sms=who.instance_sms,
+            slo=plan.slo,
+            seed=plan.seed,
+            kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS,
+            until_s=plan.until_s,
+            latency=fitted if pace is None else self._paced(fitted, pace),
+            estimator=None if pace is None else fitted,
+        )
+
+    def _paced(self, fitted: LatencySettings, pace: Pace) -> LatencySettings:
+        composition = self.calibration.composition
+        return fitted.model_copy(
+            update={
+                "prefill_composition": composition.prefill * pace.prefill,
+                "decode_composition": composition.decode * pace.decode,
+            }
+        )

@@ -1,0 +1,110 @@
+"""The devices of a validation: the model on them once, and lanes for one policy after another."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from policies.api import LINK
+from real.lanes import Lanes
+from real.model import RunnableModel
+from real.plan import Contestant
+
+if TYPE_CHECKING:
+    from real.cuda import CudaLanes
+
+LAUNCH_TOKENS = 16384
+"""The most tokens of one launch; policies batch fewer."""
+
+
+class CpuMachine:
+    """The cores that this process may use. Every policy has processes of its own, which stay until the end.
+
+    slots, slot_tokens: of each instance's KV cache.
+    """
+
+    def __init__(self, model: RunnableModel, *, slots: int, slot_tokens: int) -> None:
+        self._model, self._slots, self._slot_tokens = model, slots, slot_tokens
+        self._open: dict[str, Lanes] = {}
+
+    def lanes(self, contestant: Contestant) -> Lanes:
+        """Lanes that are ready for the policy. Raises ValueError where there are too few cores or too little memory."""
+        from real.cpu import CpuLanes
+
+        known = self._open.get(contestant.label)
+        if known is None:
+            known = self._open[contestant.label] = CpuLanes(
+                self._model,
+                lanes=contestant.lanes,
+                cores_each=contestant.instance_sms or len(os.sched_getaffinity(0)),
+                slots=self._slots,
+                slot_tokens=self._slot_tokens,
+                launch_tokens=LAUNCH_TOKENS,
+                seed=self._model.seed,
+            )
+        return known
+
+    def gpus(self) -> tuple[str, ...]:
+        """NVML's names of what draws power here: nothing that it knows."""
+        return ()
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for lanes in self._open.values():
+            lanes.close()
+        self._open.clear()
+
+
+class CudaMachine:
+    """One GPU an instance. Weights are loaded and graphs captured once, for the policies that need the most lanes.
+
+    contestants: all that will serve here. temperature: of sampling.
+    """
+
+    def __init__(
+        self,
+        model: RunnableModel,
+        contestants: Sequence[Contestant],
+        *,
+        slots: int,
+        slot_tokens: int,
+        temperature: float,
+    ) -> None:
+        self._model, self._contestants = model, tuple(contestants)
+        self._slots, self._slot_tokens, self._temperature = slots, slot_tokens, temperature
+        self._open: CudaLanes | None = None
+
+    def lanes(self, contestant: Contestant) -> Lanes:
+        """Lanes that are ready for the policy. Raises ValueError and DeviceError where they cannot be had."""
+        from real.cuda import CudaLanes
+
+        if self._open is None:
+            self._open = CudaLanes(
+                self._model,
+                lanes=_widest([one.lanes for one in self._contestants]),
+                slots=self._slots,
+                slot_tokens=self._slot_tokens,
+                launch_tokens=LAUNCH_TOKENS,
+                seed=self._model.seed,
+                temperature=self._temperature,
+            )
+        self._open.rename(contestant.lanes)
+        return self._open
+
+    def gpus(self) -> tuple[str, ...]:
+        """NVML's names of the GPUs in use."""
+        return () if self._open is None else self._open.uuids
+
+    def close(self) -> None:
+        """Frees the GPUs."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+def _widest(found: Sequence[Sequence[Sequence[str]]]) -> list[Sequence[str]]:
+    """For each instance that anyone has, the names of the most lanes that use SMs."""
+    instances = max(map(len, found))
+    each = [[lanes[place] for lanes in found if place < len(lanes)] for place in range(instances)]
+    return [max(names, key=lambda own: sum(name != LINK for name in own)) for names in each]

@@ -1,0 +1,98 @@
+"""How fast the device is now, against when it was profiled.
+
+A shared machine is not as fast at noon as it was in the morning, and a GPU's clocks follow its temperature. So whole
+layers that the profile has are run again on the lanes that are about to serve; the ratio scales the simulation of what
+they then serve. Nothing of the served requests enters it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from policies.api import LINK
+from profiler.measure.attention import Sequenced
+from profiler.profile import Profile
+from real.lanes import Batch, DeviceError, Job, Lanes
+
+REPEATS = 5
+MOST_ROWS = 3
+"""Rows of the profile for each kind of layers and share: the longest, which are timed best."""
+
+TIMEOUT_S = 120.0
+
+
+class Probe(NamedTuple):
+    """Layers of the profile and how long they took now."""
+
+    kind: str
+    sms: int
+    sequences: tuple[Sequenced, ...]
+    layers: int
+    profiled_s: float
+    seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.profiled_s
+
+
+class Pace(NamedTuple):
+    """Time now over time when profiled, of layers that prefill and of those that decode; 1 where none was run again."""
+
+    prefill: float
+    decode: float
+    probes: tuple[Probe, ...]
+
+    def document(self) -> dict[str, Any]:
+        """JSON types, for a run's facts."""
+        rows = [
+            {"kind": probe.kind, "sms": probe.sms, "profiled_s": probe.profiled_s, "seconds": probe.seconds}
+            for probe in self.probes
+        ]
+        return {"prefill": self.prefill, "decode": self.decode, "probes": rows}
+
+
+def pace(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pace:
+    """Runs layers of ``profile`` again on idle ``lanes``, whose names of each instance are ``names``.
+
+    Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
+    grants. Raises DeviceError as lanes do.
+    """
+    computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
+    found: list[Probe] = []
+    for kind, place in (("prefill", computing[0]), ("decode", computing[-1])):
+        for probe in _probes(profile, kind, lanes, place):
+            # The first is a warm-up: buffers grow, libraries choose their kernels.
+            times = [_seconds(lanes, place, probe) for _ in range(1 + REPEATS)][1:]
+            found.append(probe._replace(seconds=median(times)))
+    ratios = {kind: [probe.ratio for probe in found if probe.kind == kind] for kind in ("prefill", "decode")}
+    prefill, decode = (median(ratios[kind]) if ratios[kind] else 1.0 for kind in ("prefill", "decode"))
+    return Pace(prefill, decode, tuple(found))
+
+
+def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str]) -> Iterator[Probe]:
+    rows = profile.select(f"{kind}_layers").sort_values("latency_s", ascending=False)
+    taken: dict[int, int] = {}
+    for row in rows.to_dict("records"):
+        if kind == "prefill":
+            one = row["new_tokens"], row["cached_tokens"]
+            count = row["sequences"]
+        else:
+            one, count = (1, row["decode_context_tokens"] - 1), row["decode_requests"]
+        sms = int(row["sms"])
+        fits = count <= lanes.slots and sum(one) <= lanes.slot_tokens and lanes.granted(*place, sms) == sms
+        if fits and taken.setdefault(sms, 0) < MOST_ROWS:
+            taken[sms] += 1
+            sequences = tuple(Sequenced(slot, int(one[0]), int(one[1])) for slot in range(int(count)))
+            yield Probe(kind, sms, sequences, int(row["layers"]), float(row["latency_s"]))
+
+
+def _seconds(lanes: Lanes, place: tuple[int, str], probe: Probe) -> float:
+    tokens = (1,) * sum(sequence.new for sequence in probe.sequences)
+    lanes.submit(Job(-1, *place, probe.sms, Batch(probe.sequences, tokens, 0, probe.layers)))
+    done = lanes.wait(TIMEOUT_S)
+    if done is None:
+        raise DeviceError(f"layers that took {probe.profiled_s:.3g} s when profiled took over {TIMEOUT_S:g} s")
+    return done.finish_s - done.begin_s

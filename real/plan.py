@@ -1,0 +1,76 @@
+"""What a validation is to do: its settings as a value and a file, and the runs that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from policies.api import Policy
+from sim.config import Count, PolicySettings, Seconds, Settings, SloSettings
+from sim.sweep_spec import PolicyEntry
+
+Positive = Annotated[float, Field(gt=0)]
+
+BLOCK_TOKENS = 16
+
+
+class Plan(Settings):
+    """A validation: every policy at every rate, for real and simulated, on the same requests.
+
+    rates: requests a second over all instances; empty keeps the trace's own times, stretched by ``time_scale``.
+    shrink: lengths are divided by it. repeats: real runs of each policy and rate.
+    slots: requests whose KV an instance may hold. profile, latency: a measured profile, or a latency model, to use in
+        place of measuring; ``latency`` may be ``roofline`` on a CPU. quick: measure the coarse grid only.
+    temperature: of sampling; 0 takes the likeliest token.
+    """
+
+    device: Literal["cpu", "cuda"]
+    model: str
+    trace: str
+    policies: Annotated[list[PolicyEntry], Field(min_length=1)]
+    rates: list[Positive] = Field(default_factory=list)
+    time_scale: Positive = 1.0
+    requests: Count | None = None
+    shrink: Count = 1
+    seed: Annotated[int, Field(ge=0)] = 0
+    slo: SloSettings = SloSettings()
+    repeats: Count = 2
+    slots: Count | None = None
+    profile: str | None = None
+    latency: str | None = None
+    quick: bool = False
+    until_s: Seconds | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for what, found in (("policy", [entry.shown for entry in self.policies]), ("rate", list(self.rates))):
+            double = [str(value) for place, value in enumerate(found) if value in found[:place]]
+            if double:
+                raise ValueError(f"{what} {double[0]} is named twice; name each once")
+        if self.profile is not None and self.latency is not None:
+            raise ValueError("a profile and a latency model are both given; the model is fitted to a profile: give one")
+        if self.rates and self.time_scale != 1:
+            raise ValueError("time_scale stretches the trace's own arrivals, and rates replace them; give one of them")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A policy of the plan on the instances that it takes.
+
+    instance_sms: SMs of each instance, None for a whole device each.
+    """
+
+    label: str
+    settings: PolicySettings
+    policy: Policy
+    instances: int
+    instance_sms: int | None
+
+    @property
+    def lanes(self) -> tuple[tuple[str, ...], ...]:
+        """The lanes of each instance."""
+        return tuple(self.policy.lanes(role) for role in self.policy.roles(self.instances))

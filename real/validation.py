@@ -1,0 +1,236 @@
+"""A validation from its plan to its report: measure, fit, serve for real, simulate the same, compare.
+
+What is done stays: a validation that was interrupted goes on where it stopped, and a run that was cut off begins anew.
+In its directory:
+
+    plan.json                  what it is to do
+    trace.parquet              the requests
+    profile.*, model.json      what was measured of the device, and the latency model fitted to it
+    warm/LABEL                 the first requests, served for the host's time alone
+    runs/LABEL-RATE/real-K     runs on the device (real.serving)
+    runs/LABEL-RATE/simulated  the same in virtual time
+    report.html, report.json
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from scipy.stats import trim_mean
+
+import policies
+from real.calibrating import Calibrated, calibrated
+from real.comparison import Cell, load_side
+from real.configs import Setting, contestant
+from real.launches import HOST_PARTS
+from real.layout import Layout, finished
+from real.machine import CpuMachine, CudaMachine
+from real.model import open_model
+from real.pace import Pace, pace
+from real.plan import BLOCK_TOKENS, Contestant, Plan
+from real.power import PowerSampler
+from real.report import Study, study, write_report
+from real.serving import FACTS, Replayed, check_servable, serve
+from real.telling import Teller, Told
+from sim.config import read_json
+from sim.metrics import summarise
+from sim.rundir import write_run
+from sim.simulate import prepare
+from traces import Trace, open_trace, save, shrunk
+from traces.arrivals import rescaled
+
+PROBED_TOKENS = 512
+"""Slots hold at least so many tokens, for layers of the profile to be run again in them."""
+
+MOST_SLOTS = {"cpu": 256, "cuda": 128}
+WARM_REQUESTS = 8
+
+TRIMMED = 0.05
+"""Of the host's times at either end: a launch that another program held up says nothing of the rest."""
+
+SIMULATED = "simulated"
+
+Machine = CpuMachine | CudaMachine
+
+
+class Validation:
+    """One plan in one directory. Raises ValueError for what cannot be done, before anything is measured."""
+
+    def __init__(self, plan: Plan, out: Path, teller: Teller | None = None) -> None:
+        self.plan, self.layout, self.teller = plan, Layout(out), teller or Teller()
+        self.model = open_model(plan.model, plan.seed)
+        self.trace = _trace(plan)
+        longest = int((self.trace.prompt_tokens + self.trace.output_tokens).max())
+        self.slot_tokens = -(-max(longest, PROBED_TOKENS) // BLOCK_TOKENS) * BLOCK_TOKENS
+        self.slots = plan.slots or min(len(self.trace), MOST_SLOTS[plan.device])
+        for entry in plan.policies:
+            policies.load(entry.name, entry.settings)
+
+    def run(self) -> Study:
+        """Everything that is not done yet, and the report."""
+        self.layout.begin(self.plan)
+        self.layout.rescue()
+        save(self.trace, self.layout.trace)
+        found = calibrated(self.plan, self.layout, self.teller)
+        setting, everyone = self._settled(found)
+        for who, rate in product(everyone, self.rates):
+            check_servable(prepare(setting.config(who, rate, 0.0)))
+        with closing(self._machine(everyone)) as machine:
+            self._serve_all(everyone, setting, found, machine)
+        return self._report(everyone, setting, found)
+
+    def report(self) -> Study:
+        """The report alone, of the runs that are there. Raises ValueError where there is none."""
+        if not self.layout.rescue() and not any(self.layout.out.glob(f"runs/*/real-*/{FACTS}")):
+            raise ValueError(f"{self.layout.out} holds no run of a validation; leave --report out to begin one")
+        self.layout.begin(self.plan)
+        found = calibrated(self.plan, self.layout, self.teller)
+        setting, everyone = self._settled(found)
+        return self._report(everyone, setting, found)
+
+    def _settled(self, found: Calibrated) -> tuple[Setting, list[Contestant]]:
+        """What all runs have in common, and the policies on their instances."""
+        device, slots = found.model.device, self.slots
+        setting = Setting(self.plan, self.layout.trace, found.path, found.model, slots, self.slot_tokens)
+        return setting, [contestant(entry, self.plan, device, slots) for entry in self.plan.policies]
+
+    @property
+    def rates(self) -> tuple[float | None, ...]:
+        """Requests a second of each cell; None for the trace's own times."""
+        return tuple(self.plan.rates) or (None,)
+
+    def _machine(self, everyone: Sequence[Contestant]) -> Machine:
+        sizes = {"slots": self.slots, "slot_tokens": self.slot_tokens}
+        if self.plan.device == "cpu":
+            return CpuMachine(self.model, **sizes)
+        return CudaMachine(self.model, everyone, **sizes, temperature=self.plan.temperature)
+
+    def _serve_all(self, everyone: Sequence[Contestant], setting: Setting, found: Calibrated, machine: Machine) -> None:
+        """Every policy at every rate once, then all again: what drifts meets all alike."""
+        todo = [
+            (repeat, rate, who)
+            for repeat, rate, who in product(range(1, self.plan.repeats + 1), self.rates, everyone)
+            if not finished(self.layout.cell(who.label, rate) / f"real-{repeat}")
+        ]
+        host: dict[str, float] = {}
+        for number, (repeat, rate, who) in enumerate(todo, start=1):
+            lanes = machine.lanes(who)
+            if who.label not in host:
+                host[who.label] = self._host_s(who, setting, machine)
+            now = None if found.profile is None else pace(found.profile, lanes, who.lanes)
+            prepared = prepare(setting.config(who, rate, host[who.label]))
+            facts = {
+                "device": lanes.settings,
+                "host_s": host[who.label],
+                "pace": None if now is None else now.document(),
+                "temperature": self.plan.temperature,
+            }
+            where = f"{who.label}{'' if rate is None else f' at {rate:g} req/s'}"
+            with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin, self._energy(machine) as energy:
+                serve(
+                    prepared,
+                    lanes,
+                    self.layout.cell(who.label, rate) / f"real-{repeat}",
+                    facts=facts,
+                    afterwards=energy,
+                    temperature=self.plan.temperature,
+                    progress=_requests(begin(len(self.trace))),
+                )
+
+    def _host_s(self, who: Contestant, setting: Setting, machine: Machine) -> float:
+        """Seconds of a launch outside the device, from serving the first requests: the loop, the policy, hand-overs."""
+        config = setting.config(who, self.rates[0], 0.0)
+        few = config.model_copy(update={"requests": min(WARM_REQUESTS, len(self.trace))})
+        served = serve(prepare(few), machine.lanes(who), self.layout.warm(who.label), facts={})
+        return outside_s(served)
+
+    @contextmanager
+    def _energy(self, machine: Machine) -> Iterator[Any]:
+        """Gives a function that says what was drawn until it is asked."""
+        samplers = [PowerSampler(gpu).start() for gpu in machine.gpus()]
+
+        def summary() -> Mapping[str, Any]:
+            for sampler in samplers:
+                sampler.stop()
+            return {"energy": [sampler.summary() for sampler in samplers] or None}
+
+        try:
+            yield summary
+        finally:
+            summary()
+
+    def _report(self, everyone: Sequence[Contestant], setting: Setting, found: Calibrated) -> Study:
+        cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting))]
+        result = study(cells)
+        write_report(result, self.layout.out, self._header(found))
+        return result
+
+    def _cell(self, who: Contestant, rate: float | None, setting: Setting) -> Cell | None:
+        """The real runs that are there, and the simulation of the same at the pace and with the host that they had."""
+        folder = self.layout.cell(who.label, rate)
+        runs = self.layout.real(folder)
+        if not runs:
+            return None
+        known = [read_json(run / FACTS) for run in runs]
+        host_s = median(facts["host_s"] for facts in known)
+        prepared = prepare(setting.config(who, rate, host_s, _median_pace([facts["pace"] for facts in known])))
+        result = prepared.run()
+        config = prepared.config
+        metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
+        write_run(folder / SIMULATED, config, result, metrics, force=True)
+        return Cell(
+            policy=who.label,
+            rate=_mean_rate(self.trace) if rate is None else rate,
+            real=tuple(map(load_side, runs)),
+            simulated=load_side(folder / SIMULATED),
+            # outside_s=host_s,
+        )
+
+    def _header(self, found: Calibrated) -> Mapping[str, Any]:
+        plan, model = self.plan, found.model
+        return {
+            "title": f"{plan.model} on {model.device.name}: simulated against measured",
+            "plan": plan.model_dump(mode="json", exclude_none=True),
+            "requests": len(self.trace),
+            "device": model.device.name,
+            "latency model": {**model.provenance, "file": str(found.path)},
+            "model errors": list(model.holdout),
+        }
+
+
+def outside_s(served: Replayed) -> float:
+    """Mean seconds of a launch that the host took outside the device, the longest and shortest left out."""
+    parts = served.launches.host_s(served.result.records.arrival_s)
+    return float(trim_mean(np.sum([parts[name] for name in HOST_PARTS], axis=0), TRIMMED))
+
+
+def _requests(tell: Told) -> Callable[[int, float], None]:
+    return lambda done, now_s: tell(done, f"requests, {now_s:.0f} s")
+
+
+def _median_pace(known: Sequence[Mapping[str, Any] | None]) -> Pace:
+    """Of the runs' paces; 1 where none was measured."""
+    measured = [found for found in known if found is not None]
+    prefill, decode = (median(one[kind] for one in measured) if measured else 1.0 for kind in ("prefill", "decode"))
+    return Pace(prefill, decode, ())
+
+
+def _trace(plan: Plan) -> Trace:
+    trace = shrunk(open_trace(plan.trace, plan.seed, plan.requests), plan.shrink)
+    if plan.rates:
+        return trace
+    if trace.arrival_s is None:
+        raise ValueError(f"trace {plan.trace} has no arrival times; give --rate, such as --rate 2")
+    return trace if plan.time_scale == 1 else rescaled(trace, _mean_rate(trace) / plan.time_scale)
+
+
+def _mean_rate(trace: Trace) -> float:
+    assert trace.arrival_s is not None
+    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    return (len(trace) - 1) / span_s if span_s else 1.0
