@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from real.attribution import CAUSES, Attribution, Cause
@@ -16,7 +17,7 @@ from real.comparison import METRICS, Cell, Comparison, Side
 from real.launches import LaunchLog
 from real.report.words import NAMES
 from real.stepwise import beside, lane_rows
-from sim.plots.style import BLUE, GREEN, GREY, LANE_COLOURS, ORANGE, PURPLE, VERMILION, PlainLog, figure, styled
+from sim.plots.style import BLUE, GREEN, GREY, LANE_COLOURS, ORANGE, PURPLE, VERMILION, figure, styled
 from sim.plots.timeline import compared
 from sim.records import StepLog
 
@@ -72,11 +73,13 @@ def _diagonal(axes: Axes, x: Floats, y: Floats, limit: float) -> None:
         low, high = min(low, axes.get_xlim()[0]), max(high, axes.get_xlim()[1])
     else:
         axes.set(xscale="log", yscale="log", aspect="equal")
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_minor_formatter(PlainLog())
-            axis.set_major_formatter(PlainLog())
-        axes.tick_params(axis="x", which="both", rotation=45)
+        axes.tick_params(axis="x", rotation=45)
     axes.set(xlim=(low, high), ylim=(low, high))
+    steps = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 5 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(NullLocator())
     ends = np.array([low, high])
     axes.plot(ends, ends, color=GREY, linewidth=0.7, zorder=2)
     axes.fill_between(ends, ends * (1 - limit), ends * (1 + limit), color=GREY, alpha=0.15, linewidth=0, zorder=1)
@@ -119,7 +122,7 @@ def steps(comparison: Comparison) -> Figure | None:
         drawing = figure(7.2 if len(lanes) > 1 else 3.6, 2.9)
         for axes, lane in zip(drawing.subplots(1, len(lanes), squeeze=False)[0], lanes, strict=True):
             _draw_steps(axes, lane, logs, comparison.limit)
-            axes.set(title=lane, xlabel="measured (s)", ylabel="predicted (s)")
+            axes.set(title=lane, xlabel="measured (ms)", ylabel="predicted (ms)")
         handles, labels = _company_legend(drawing.axes[0])
         drawing.legend(handles, labels, loc="outside upper center", ncols=2)
     return drawing
@@ -135,7 +138,7 @@ def _draw_steps(axes: Axes, lane: str, logs: Sequence[tuple[StepLog, LaunchLog |
             rows = mine & (company == together)
             parts[together].append((log.end_s[rows] - log.start_s[rows], log.predicted_s[rows]))
     for together, columns in parts.items():
-        measured, predicted = (np.concatenate(column) for column in zip(*columns, strict=True))
+        measured, predicted = (1e3 * np.concatenate(column) for column in zip(*columns, strict=True))
         if len(measured):
             _against(axes, measured, predicted, limit, VERMILION if together else BLUE, hollow=together)
 
@@ -230,7 +233,8 @@ def _draw_causes(axes: Axes, cause: Cause) -> None:
     for place, name in enumerate(CAUSES, 1):
         change = getattr(cause, name) * scale
         axes.barh(place, change, left=at, color=CAUSE_COLOURS[name], height=0.6)
-        axes.annotate(f"{change:+.1f}", (max(at, at + change), place), (3, 0), textcoords="offset points", va="center")
+        label = f"{round(change, 1) + 0.0:+.1f}"  # no minus nought
+        axes.annotate(label, (max(at, at + change), place), (3, 0), textcoords="offset points", va="center")
         at += change
         reached.append(at)
     axes.barh(len(CAUSES) + 1, 100.0, color=REAL, height=0.6)
