@@ -45,6 +45,7 @@ class Instance:
             slots=needs.slots,
             slot_tokens=needs.slot_tokens,
             lanes=len(shares),
+            streams=sum(len(share.all) for share in shares),
             launch_tokens=needs.launch_tokens,
             weights=weights is None,
         )

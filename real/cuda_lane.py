@@ -151,7 +151,7 @@ class CudaLane:
         return tuple(prompts[: self.replica.slots])
 
     def _captured(self, share: Share, bucket: Bucket) -> Graph:
-        self._run_padding(self.replica.padding(bucket.rows), share)
+        self._run_padding(self.replica.padding(bucket.rows), share, bucket.keys)
         segments, ids = self._inputs.segments(bucket.keys), self._inputs.tokens()
         model, temperature = self._model, self.replica.temperature
         runtime = self.replica.runtime
@@ -161,13 +161,14 @@ class CudaLane:
             captured.graph.replay()
         return Graph(bucket, captured)
 
-    def _run_padding(self, sequences: Sequence[Sequenced], share: Share) -> None:
+    def _run_padding(self, sequences: Sequence[Sequenced], share: Share, longest_key: int | None = None) -> None:
+        """A layer, and what comes after the last one; ``longest_key`` decides which attention kernel runs."""
         replica = self.replica
         replica.runtime.synchronize()
         self._inputs.write(sequences, [0] * sum(sequence.new for sequence in sequences))
         with replica.runtime.on(share.stream):
             self._inputs.send()
-            segments = self._inputs.segments()
+            segments = self._inputs.segments(longest_key)
             self._model.begin(self._inputs.tokens())
             self._model.layers(segments, 0, 1)
             self._model.next_tokens(segments, replica.temperature)
@@ -191,7 +192,7 @@ class CudaLane:
             batch.tokens
             or batch.first != self._layers_done
             or self._segments is None
-            or (sequences != self._segments.sequences)
+            or sequences != self._segments.sequences
         ):
             raise ValueError(
                 f"layers from {batch.first} on go on with a batch that the lane has not left there; its layers come "

@@ -11,8 +11,11 @@ from profiler.measure.transformer import Scratch
 from profiler.specs import ModelSpec
 from real.lanes import DeviceError
 
-RESERVE_BYTES = 2 << 30
-"""For graphs, what kernels hold for a moment, and the work space of matrix products, which every stream has."""
+RESERVE_BYTES = 1 << 30
+"""For graphs, sampling and the driver."""
+
+STREAM_BYTES = 64 << 20
+"""For the work space of matrix products, which every stream has its own of."""
 
 GIB = 1 << 30
 META = torch.device("meta")
@@ -27,20 +30,24 @@ def check_memory(
     slots: int,
     slot_tokens: int,
     lanes: int,
+    streams: int,
     launch_tokens: int,
     weights: bool,
 ) -> None:
     """Raises DeviceError, with what to lower, for what the GPU has not the memory for.
 
-    slots: of the KV cache, to which one is added that is nobody's. launch_tokens: the most of one launch.
-    weights: whether the model is still to be loaded there.
+    slots: of the KV cache, to which one is added that is nobody's. streams: of all lanes together. launch_tokens: the
+    most of one launch. weights: whether the model is still to be loaded there.
     """
     model_bytes = model.parameters * dtype.itemsize * weights
     buffers, a_row = (_scratch_bytes(model, dtype, launch_tokens, rows) * lanes for rows in (0, 1))
     a_row -= buffers
     slot = slot_tokens * 2 * model.layers * model.kv_heads * model.head_dim * dtype.itemsize
+    # What attention and norms return stays with the stream that it was made on, as long as the longest launch's.
+    held = 2 * launch_tokens * model.heads * model.head_dim * dtype.itemsize
+    work = RESERVE_BYTES + streams * (STREAM_BYTES + held)
     free = runtime.free_bytes()
-    fit = (free - model_bytes - buffers - RESERVE_BYTES - slot) // (slot + a_row)
+    fit = (free - model_bytes - buffers - work - slot) // (slot + a_row)
     if slots <= fit:
         return
     remedy = (
@@ -48,7 +55,7 @@ def check_memory(
         if fit > 0
         else "lower slot_tokens or the most tokens of a launch, take a smaller model, or see what else is on the GPU"
     )
-    sizes = free, model_bytes, (slots + 1) * slot, buffers + slots * a_row, RESERVE_BYTES
+    sizes = free, model_bytes, (slots + 1) * slot, buffers + slots * a_row, work
     gib = [size / GIB for size in sizes]
     raise DeviceError(
         f"{runtime.properties.name} has {gib[0]:.1f} GiB free, and {model.name} takes {gib[1]:.1f}, KV of {slots} "

@@ -13,9 +13,9 @@ import torch
 from profiler.measure import shares_cuda
 from profiler.measure.attention import Segments, Sequenced
 from profiler.measure.transformer import KVCache, Transformer
+from real import cuda_memory
 from real.cuda_clock import DeviceClock, seconds
 from real.cuda_inputs import Inputs, Layout
-from real.cuda_memory import RESERVE_BYTES
 from real.lanes import Batch, Copy, DeviceError, Job
 from tests.fake_cuda import SLOT, SPEC, FakeEvent, LaneRuntime, Opener, lane_opener, prompt_of, run, step_of
 from tests.test_measure_cuda import FakeDriver
@@ -180,19 +180,23 @@ def test_memory_that_runs_out_while_lanes_are_made_is_given_back(
     assert driver.alive == []
 
 
-def test_what_does_not_fit_is_said_before_it_is_made(opened: Opener) -> None:
-    whole = RESERVE_BYTES + (64 << 10) + 4 * SPEC.parameters
-    runtime = LaneRuntime(free=whole + (1 << 20))
+def test_what_does_not_fit_is_said_before_it_is_made(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_memory, "STREAM_BYTES", 0)
+    monkeypatch.setattr(cuda_memory, "RESERVE_BYTES", 1 << 20)
+    # fp32: a slot is 48 tokens of K and V of 2 heads of 8 in 4 layers, a sequence's buffers 48 and 64 numbers and its
+    # token; and of three streams a lane each holds two outputs of 64 tokens of 48 numbers.
+    slot, row, held = 4 * 48 * 2 * 2 * 8 * 4, 2 * (4 * (48 + 64) + 8), 6 * 2 * 64 * 48 * 4
+    buffers = 2 * 4 * 64 * (3 * 48 + 80 + 48 + 80 + 40)
+    free = (1 << 20) + held + buffers + 4 * SPEC.parameters + slot + 10 * (slot + row)
+    opened(LaneRuntime(free=free), slots=10)
     with pytest.raises(
-        DeviceError, match=r"NVIDIA H200 has 2.0 GiB free.* lower slots \(\d+ fit\) or slot_tokens$"
-    ) as caught:
-        opened(runtime, slots=1000)
-    fit = int(str(caught.value).split("lower slots (")[1].split(" ")[0])
-    opened(runtime, slots=fit)
-    with pytest.raises(DeviceError, match=f"KV of {fit + 1} slots"):
-        opened(runtime, slots=fit + 1)
+        DeviceError, match=r"NVIDIA H200 has 0.0 GiB free.* KV of 11 slots of 48 .* lower slots \(10 fit\) or"
+    ):
+        opened(LaneRuntime(free=free), slots=11)
+    with pytest.raises(DeviceError, match=r"lower slots \(9 fit\) or"):
+        opened(LaneRuntime(free=free - 1), slots=10)
     with pytest.raises(DeviceError, match="lower slot_tokens or the most tokens of a launch, take a smaller model"):
-        opened(LaneRuntime(free=whole))
+        opened(LaneRuntime(free=free - 10 * (slot + row)))
 
 
 @pytest.mark.parametrize(
