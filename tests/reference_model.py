@@ -70,8 +70,10 @@ def one_thread() -> Iterator[None]:
     """Small kernels on one core: threads on cores that others use too would wait for each other most of the time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _network(spec: ModelSpec, numerics: Numerics) -> Any:
