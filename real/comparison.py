@@ -65,12 +65,16 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cell:
-    """A policy at a rate in requests a second: one or more real runs, and the simulation of the same requests."""
+    """A policy at a rate in requests a second: one or more real runs, and the simulation of the same requests.
+
+    outside_s: seconds of each launch that the simulation's latency model holds for the host's time outside the device.
+    """
 
     policy: str
     rate: float
     real: tuple[Side, ...]
     simulated: Side
+    outside_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.real:

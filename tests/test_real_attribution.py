@@ -8,15 +8,16 @@ import pytest
 
 from profiler.latency import LatencyModel
 from profiler.work import Work
-from real.attribution import Attribution, CorrectedModel, Corrections, attribute
+from real.attribution import Attribution, attribute
 from real.comparison import Cell
+from real.corrections import CorrectedModel, Corrections
 from tests.toys import toy_latency
 from tests.worlds import SETTINGS, prepared, simulated, world
 
 
 def found(policy: str, **planted: Any) -> Attribution:
     cell = Cell(policy=policy, rate=1.0, real=(world(policy, **planted),), simulated=simulated(policy))
-    attribution = attribute(cell, prepared=prepared(policy))
+    attribution = attribute(cell, prepared(policy))
     assert attribution is not None
     return attribution
 
@@ -96,8 +97,9 @@ def test_three_faults_at_once_are_told_apart() -> None:
 
 def test_what_the_model_holds_of_the_host_counts_once() -> None:
     """A model whose constants have 0.3 ms for the world outside the device, in a world where that takes 2 ms."""
-    cell = Cell(policy="chunked", rate=1.0, real=(world("chunked", 2e-3),), simulated=simulated("chunked"))
-    attribution = attribute(cell, outside_s=3e-4, prepared=prepared("chunked"))
+    real = (world("chunked", 2e-3),)
+    cell = Cell(policy="chunked", rate=1.0, real=real, simulated=simulated("chunked"), outside_s=3e-4)
+    attribution = attribute(cell, prepared("chunked"))
     assert attribution is not None
     assert attribution.corrections.host_s["mixed"] == pytest.approx(2e-3 - 3e-4, rel=1e-3)
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from profiler.latency import Estimate
 from profiler.work import Work
-from real.attribution import CorrectedModel, Corrections
 from real.comparison import Side
+from real.corrections import CorrectedModel, Corrections
 from real.launches import LaunchLog
 from sim.config import RunConfig, checked
 from sim.executor import SimExecutor

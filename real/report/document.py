@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from real.attribution import Attribution, Key
+from real.attribution import Attribution
 from real.comparison import METRICS, Comparison, Paired, Side
+from real.corrections import Key
 from real.report.study import Studied, Study
 from sim.records import STATES
 

@@ -35,8 +35,8 @@ class Study:
         return [within for within in found if within is not None]
 
 
-def study(cells: Sequence[Cell], *, limit: float = LIMIT, outside_s: float = 0.0) -> Study:
-    """Compares and explains ``cells``; see real.comparison and real.attribution for ``limit`` and ``outside_s``.
+def study(cells: Sequence[Cell], *, limit: float = LIMIT) -> Study:
+    """Compares and explains ``cells``; ``limit`` is the error that a headline statistic may have.
 
     Takes three simulations a cell. Raises ValueError where there is no cell, or two are of one policy and rate.
     """
@@ -46,11 +46,11 @@ def study(cells: Sequence[Cell], *, limit: float = LIMIT, outside_s: float = 0.0
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice[0]} at {twice[1]:g} requests/s is there twice; give each policy a name of its own")
-    studied = tuple(_studied(cell, limit, outside_s) for cell in cells)
+    studied = tuple(_studied(cell, limit) for cell in cells)
     return Study(cells=studied, orders=orders([cell.comparison for cell in studied]), limit=limit)
 
 
-def _studied(cell: Cell, limit: float, outside_s: float) -> Studied:
+def _studied(cell: Cell, limit: float) -> Studied:
     comparison = compare(cell, limit)
     try:
         prepared = prepare(cell.simulated.run.config)
@@ -58,11 +58,11 @@ def _studied(cell: Cell, limit: float, outside_s: float) -> Studied:
         # The report is of the runs; what they were made from may have moved since.
         reason = f"the simulation cannot be repeated: {error}"
         return Studied(comparison=comparison, attribution=None, unexplained=reason, sms=_most_sms(cell))
-    return _explained(comparison, prepared, outside_s)
+    return _explained(comparison, prepared)
 
 
-def _explained(comparison: Comparison, prepared: Prepared, outside_s: float) -> Studied:
-    attribution = attribute(comparison.cell, outside_s=outside_s, prepared=prepared)
+def _explained(comparison: Comparison, prepared: Prepared) -> Studied:
+    attribution = attribute(comparison.cell, prepared)
     reason = "" if attribution is not None else "no real run has a record of its launches"
     sms = prepared.latency.device.sms
     return Studied(comparison=comparison, attribution=attribution, unexplained=reason, sms=sms)
