@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from profiler.work import Work
 from real.attribution import Attribution, attribute
 from real.comparison import Cell
 from real.corrections import CorrectedModel, Corrections
+from sim.simulate import prepare
 from tests.toys import toy_latency
-from tests.worlds import SETTINGS, prepared, simulated, world
+from tests.worlds import SETTINGS, config, logged, prepared, simulated, world
 
 
 def found(policy: str, **planted: Any) -> Attribution:
@@ -102,6 +104,25 @@ def test_what_the_model_holds_of_the_host_counts_once() -> None:
     attribution = attribute(cell, prepared("chunked"))
     assert attribution is not None
     assert attribution.corrections.host_s["mixed"] == pytest.approx(2e-3 - 3e-4, rel=1e-3)
+
+
+def test_what_the_simulation_knows_of_host_and_pace_is_no_error() -> None:
+    """The policy of the real run planned with the fitted model; the simulation runs by it at the pace of the device."""
+    host_s = 1e-3
+    plan = {"launch_overhead_s": 5e-5 + host_s}
+    paced = plan | {"prefill_composition": 1.3, "decode_composition": 1.1}
+    simulation = prepare(config("bullet", latency=paced, estimator=plan))
+    real = logged(prepare(config("bullet", latency=plan)), simulation.latency, host_s)
+    same = replace(logged(simulation, simulation.latency, 0.0), launches=None)
+    attribution = attribute(Cell(policy="bullet", rate=1.0, real=(real,), simulated=same, outside_s=host_s))
+    assert attribution is not None
+    known = attribution.corrections
+    assert known.host_s == pytest.approx({"prefill": 0.0, "decode": 0.0}, abs=1e-7)
+    assert known.kernels == pytest.approx(dict.fromkeys(known.kernels, 1.0), rel=2e-3)
+    assert known.contention == pytest.approx(dict.fromkeys(known.contention, 1.0), rel=0.05)
+    for cause in attribution.causes.values():
+        assert cause.error == 0
+        assert abs(cause.kernels) < 2e-3 * cause.measured
 
 
 def test_corrections_by_hand() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.latency import Estimate
+from profiler.latency import Estimate, LatencyModel
 from profiler.work import Work
 from real.comparison import Side
 from real.corrections import CorrectedModel, Corrections
@@ -28,6 +28,11 @@ SETTINGS = {
 
 @cache
 def prepared(policy: str) -> Prepared:
+    return prepare(config(policy))
+
+
+def config(policy: str, **changes: Any) -> RunConfig:
+    """A run of a second or so."""
     common = {
         "trace": "workload:sharegpt",
         "requests": 60,
@@ -35,7 +40,7 @@ def prepared(policy: str) -> Prepared:
         "device": "A100-80G",
         "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
     }
-    return prepare(checked(RunConfig, common | SETTINGS[policy], "test"))
+    return checked(RunConfig, common | SETTINGS[policy] | changes, "test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,11 @@ def world(policy: str, host_s: float = 0.0, *, noise: float = 0.0, seed: int = 0
     host = dict.fromkeys(("prefill", "decode", "mixed", "transfer"), host_s)
     right = CorrectedModel(inner=ready.latency, corrections=Corrections(host_s=host, **planted))
     truth = Shaky(inner=right, corrections=Corrections(), noise=noise, random=np.random.default_rng(seed))
+    return logged(ready, truth, host_s)
+
+
+def logged(ready: Prepared, truth: LatencyModel, host_s: float) -> Side:
+    """The run of ``ready`` where steps take what ``truth`` says, ``host_s`` of it outside the device."""
     result = ready.loop(executor=SimExecutor(latency=truth)).run()
     steps = result.steps
     # The loop decides one thing after another: at one instant the prefill before the decodes, as Bullet does.
