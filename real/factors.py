@@ -4,8 +4,8 @@ Contention. A step that had A seconds of work when alone, of which it did t alon
 the model says slows it s times, was slowed c s times in truth, with c = (overlapped seconds / s) / (A - t). Sums over
 all such steps of a kind and share give its c: what processor sharing in the simulator turns into durations again.
 
-A run's log has what its policy predicted with; where steps of the simulation run by another model (the same one at
-the pace that the device had), predictions are scaled by the two models' ratio for work of a step's size.
+A run's log has what its policy predicted, host time included, and steps of the simulation may run by another model (the
+same one at the pace that the device had): what is logged is scaled by the two models' ratio for work of a step's size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.kernelsum import KernelSumModel
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from real.comparison import Side
@@ -99,23 +98,16 @@ class _Run:
         _, _, planned = check_names(side.run.config)
         truth = _Model(latency, outside_s)
         self.slowdown = truth.slowdowns(self.steps, works, self.pairs)
-        if planned == latency:
-            self.alone_s = self._predicted_alone_s(self.slowdown, outside_s)
-            return
-        plan = _Model(planned, outside_s + _launch_s(planned) - _launch_s(latency))
+        plan = _Model(planned, 0.0)
         scale = truth.alone_s(self.steps, works) / plan.alone_s(self.steps, works)
-        slowdown = plan.slowdowns(self.steps, works, self.pairs)
-        self.alone_s = self._predicted_alone_s(slowdown, plan.outside_s) * scale
+        self.alone_s = self.steps.predicted_s / self._at_launch(plan.slowdowns(self.steps, works, self.pairs)) * scale
 
-    def _predicted_alone_s(self, slowdown: Floats, outside_s: float) -> Floats:
-        """Device parts of logged predictions, without the slowdown by whoever was in flight at launch."""
+    def _at_launch(self, slowdown: Floats) -> Floats:
+        """Of each step, what its prediction was slowed by: the loop sends one launch after another. Shape (n,)."""
         row, peer, _ = self.pairs
-        launched_beside = np.ones(len(self.steps))
-        # The loop sends one launch after another.
+        found = np.ones(len(self.steps))
         there = self.launches.sent_s[peer] < self.launches.sent_s[row]
-        launched_beside[row[there]] = slowdown[there]
-        own = np.where(self.steps.sms == 0, 0.0, outside_s)
-        found: Floats = (self.steps.predicted_s - own) / launched_beside
+        found[row[there]] = slowdown[there]
         return found
 
 
@@ -123,8 +115,7 @@ class _Model:
     """Device parts of a latency model's estimates, by work; every shape is asked for once."""
 
     def __init__(self, latency: LatencyModel, outside_s: float) -> None:
-        self.outside_s = outside_s
-        self._latency = latency
+        self._latency, self._outside_s = latency, outside_s
         self._alone: dict[tuple[Work, int], float] = {}
         self._slowdowns: dict[tuple[Work, int, Work, int], float] = {}
 
@@ -141,7 +132,7 @@ class _Model:
     def _one(self, work: Work, sms: int) -> float:
         found = self._alone.get((work, sms))
         if found is None:
-            own = 0.0 if work.kv_transfer_tokens else self.outside_s
+            own = 0.0 if work.kv_transfer_tokens else self._outside_s
             found = self._alone[work, sms] = self._latency.estimate(work, sms or 1).seconds - own
         return found
 
@@ -149,14 +140,9 @@ class _Model:
         key = (work, sms, peer, peer_sms)
         found = self._slowdowns.get(key)
         if found is None:
-            together_s = self._latency.estimate(*key).seconds - self.outside_s
+            together_s = self._latency.estimate(*key).seconds - self._outside_s
             found = self._slowdowns[key] = together_s / self._one(work, sms)
         return found
-
-
-def _launch_s(latency: LatencyModel) -> float:
-    """A model's host time of each launch."""
-    return latency.launch_overhead_s if isinstance(latency, KernelSumModel) else 0.0
 
 
 class _Ratio:

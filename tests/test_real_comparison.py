@@ -20,7 +20,7 @@ from real.stepwise import KINDS, beside, host_times, kinds, overlap, step_groups
 from sim.metrics import summarise
 from sim.records import STATES, Records, RunResult, StepLog
 from sim.rundir import Run, write_run
-from tests.worlds import prepared
+from tests.worlds import prepared, simulated
 
 NAN = math.nan
 CONFIG = prepared("chunked").config
@@ -144,6 +144,15 @@ def test_within_the_limit_or_what_the_machine_repeats(
     simulated: float | None, runs: list[float | None], within: bool | None
 ) -> None:
     assert judged("ttft_s", "p50", simulated, runs, 0.1).within is within
+
+
+def test_rates_are_of_all_gpus_together() -> None:
+    two = simulated("disaggregation")
+    found = compare(cell([two], two))
+    span_s = found.statistic("makespan_s", "whole").measured
+    rate = found.statistic("requests_per_s", "whole").measured
+    assert span_s is not None
+    assert rate == pytest.approx(60 / span_s)
 
 
 def test_only_headlines_are_judged() -> None:

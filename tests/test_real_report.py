@@ -64,7 +64,8 @@ def made(policy: str, name: str, repeats: int) -> Cell:
     real = tuple(
         world(policy, 3e-4, noise=0.05, seed=seed, kernels={("decode", None): 1.05}) for seed in range(repeats)
     )
-    facts = {"finished": True, "share_kind": "cores", "energy": None}
+    energy = [{"energy_j": 123.5}] if repeats > 1 else None
+    facts = {"finished": True, "share_kind": "cores", "energy": energy}
     return Cell(
         policy=name,
         rate=6.0,
@@ -118,6 +119,7 @@ def test_the_page_shows_the_numbers(report: Path, found: Study) -> None:
             assert seconds(cause.measured) in words
             assert seconds(cause.kernels) in words
     assert "Energy and clocks: not available on this device." in words
+    assert "real 2.energy.0.energy_j 123.5" in re.sub(r"\s+", " ", words)
     assert "A single real run counts" in words
     assert "2.13.0" in words
 
@@ -254,7 +256,8 @@ def test_cells_have_names_of_their_own(cells: list[Cell]) -> None:
 def test_markup_is_escaped_once() -> None:
     assert tag("td", "a < b", class_='"x"') == '<td class="&quot;x&quot;">a &lt; b</td>\n'
     assert text(tag("b", "&")) == "<b>&amp;</b>\n"
-    assert dict(flat({"a": {"b": [1, 2]}, "c": None})) == {"a.b": "1, 2", "c": "\N{EN DASH}"}
+    nested = {"a": {"b": [1, 2]}, "c": None, "gpus": [{"joules": 3.5}, {"joules": 4}]}
+    assert dict(flat(nested)) == {"a.b": "1, 2", "c": "\N{EN DASH}", "gpus.0.joules": "3.5", "gpus.1.joules": "4"}
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,9 @@ def _corrections(found: Attribution) -> Markup:
             share = "all" if key[1] is None else str(key[1])
             rows.append((key[0], share, name, f"{factors[key]:.3f}", str(counts[key])))
     inner = table(("launch", "SMs", "what", "measured / predicted", "steps"), rows, left=3)
-    return tag("details", tag("summary", "Corrections that the causes rest on"), inner)
+    words = "Host: seconds of a launch outside the device beyond those that the simulation's model holds"
+    words += f" ({seconds(found.corrections.outside_s)} a launch)."
+    return tag("details", tag("summary", "Corrections that the causes rest on"), inner, tag("p", words, class_="note"))
 
 
 STEPS_HEAD = (
@@ -152,7 +154,7 @@ STEPS_HEAD = (
 
 
 def _steps(comparison: Comparison) -> Markup:
-    words = "Sums over all real runs, from decision to notice. Error: predicted less measured, over measured; weighted:"
+    words = "Sums over all real runs, from decision to notice; predicted as the policy planned. Error: predicted less measured, over measured; weighted:"
     words += " the same of each step, without sign. Then measured over predicted, step by step, and the median of the"
     words += " device's own time over the prediction."
     whole = table(STEPS_HEAD, [_group(group) for group in comparison.steps if group.sms is None], left=3)

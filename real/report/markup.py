@@ -54,9 +54,11 @@ def facts(entries: Mapping[str, Any]) -> Markup:
 
 
 def flat(entries: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, str]]:
-    """(path, value) of everything in ``entries``."""
+    """(path, value) of everything in ``entries``; what is in a list goes by its place."""
     for name, value in entries.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, (list, tuple)) and any(isinstance(entry, Mapping) for entry in value):
+            yield from flat({str(place): entry for place, entry in enumerate(value)}, f"{path}{name}.")
+        elif isinstance(value, Mapping):
             yield from flat(value, f"{path}{name}.")
         elif isinstance(value, (list, tuple)):
             yield f"{path}{name}", ", ".join(map(str, value))

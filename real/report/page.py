@@ -42,12 +42,13 @@ METHOD = (
     " same policy object and serving loop.",
     "A policy's order against another counts as equal where they were measured no further apart than the repeatability"
     " of either; any other pair must have the same sign in both worlds, however small.",
-    "Causes are found by repeating the simulation with one thing after another as measured: the host's mean time"
-    " outside the device, the time of steps that ran alone, that of steps beside others. Their order matters where they"
-    " interact; what remains is other decisions and batches, and noise. On each of two instances that share memory,"
-    " work of the other one counts as the kernels'.",
+    "Causes are found by repeating the simulation with one thing after another as measured in these very runs: the"
+    " host's mean time outside the device, the time of steps that ran alone, that of steps beside others. Their order"
+    " matters where they interact; what remains is other decisions and batches, and noise. Where two instances share a"
+    " machine's memory, what one costs the other counts as its kernels'.",
     "The latency model's host constants were measured as what a pass takes beyond its kernels, and are compared, with"
-    " them, with the time from begin to finish on the device; what lies outside that is the host's.",
+    " them, with the time from begin to finish on the device; what lies outside that is the host's. If the simulation"
+    " was given some of that time, or a pace of the device, measured before the runs, its settings say so.",
 )
 
 

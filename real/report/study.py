@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from real.attribution import Attribution, attribute
 from real.comparison import LIMIT, Cell, Comparison, Order, compare, orders
-from sim.simulate import Prepared, prepare
+from sim.simulate import prepare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,20 +51,15 @@ def study(cells: Sequence[Cell], *, limit: float = LIMIT) -> Study:
 
 
 def _studied(cell: Cell, limit: float) -> Studied:
-    comparison = compare(cell, limit)
+    comparison, attribution = compare(cell, limit), None
     try:
         prepared = prepare(cell.simulated.run.config)
+        sms = prepared.latency.device.sms
+        attribution = attribute(cell, prepared)
+        reason = "" if attribution is not None else "no real run has a record of its launches"
     except ValueError as error:
         # The report is of the runs; what they were made from may have moved since.
-        reason = f"the simulation cannot be repeated: {error}"
-        return Studied(comparison=comparison, attribution=None, unexplained=reason, sms=_most_sms(cell))
-    return _explained(comparison, prepared)
-
-
-def _explained(comparison: Comparison, prepared: Prepared) -> Studied:
-    attribution = attribute(comparison.cell, prepared)
-    reason = "" if attribution is not None else "no real run has a record of its launches"
-    sms = prepared.latency.device.sms
+        sms, reason = _most_sms(cell), f"the simulation cannot be repeated: {error}"
     return Studied(comparison=comparison, attribution=attribution, unexplained=reason, sms=sms)
 
 
