@@ -154,9 +154,9 @@ STEPS_HEAD = (
 
 
 def _steps(comparison: Comparison) -> Markup:
-    words = "Sums over all real runs, from decision to notice; predicted as the policy planned. Error: predicted less measured, over measured; weighted:"
-    words += " the same of each step, without sign. Then measured over predicted, step by step, and the median of the"
-    words += " device's own time over the prediction."
+    words = "Sums over all real runs, from decision to notice; predicted as the policy planned. Error: predicted less"
+    words += " measured, over measured; weighted: the same of each step, without sign. Then measured over predicted,"
+    words += " step by step, and the median of the device's own time over the prediction."
     whole = table(STEPS_HEAD, [_group(group) for group in comparison.steps if group.sms is None], left=3)
     shares = table(STEPS_HEAD, [_group(group) for group in comparison.steps if group.sms is not None], left=3)
     folded = tag("details", tag("summary", "By SM share"), shares)
