@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 
 from profiler.measure.attention import Segments, Sequenced
 from profiler.measure.transformer import KVCache, Scratch, Transformer
+from real import cuda_graphs
 from real.cuda import CudaLanes
-from real.cuda_graphs import ROWS, buckets
+from real.cuda_graphs import ROWS, Bucket, Graph, buckets, chosen
 from real.lanes import Batch, Copy, Job
 from real.model import RunnableModel
 from tests.fake_cuda import MODEL, SLOT, SPEC, LaneRuntime, Opener, lane_opener, prompt_of, run, step_of
@@ -104,8 +106,14 @@ class Server:
 @pytest.mark.parametrize("refuse", ["", "cuGreenCtxCreate"], ids=["shares", "shared"])
 @pytest.mark.parametrize("graphs", [None, {}, {"decode": [32]}], ids=["graphs", "eager", "one share"])
 def test_greedy_tokens_are_those_of_plain_passes(
-    opened: Opener, expected: list[list[int]], refuse: str, graphs: dict[str, list[int]] | None
+    opened: Opener,
+    expected: list[list[int]],
+    refuse: str,
+    graphs: dict[str, list[int]] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Some answers grow out of one graph's context into the next one's.
+    monkeypatch.setattr(cuda_graphs, "KEYS", 4)
     runtime = LaneRuntime()
     lanes = opened(runtime, FakeDriver(refuse=refuse), graphs=graphs)
     assert lanes.settings["shares"].startswith("shared streams" if refuse else "green contexts")
@@ -211,6 +219,36 @@ def test_decode_steps_take_the_smallest_graph_on_their_share(opened: Opener) -> 
     # In the largest a full batch fits, up to the last token of a slot.
     run(lanes, Job(9, 0, "decode", 32, step_of(*range(6), cached=SLOT - 1)))
     assert runtime.replayed == 1
+
+
+def test_a_batch_takes_the_smallest_graph_that_holds_it() -> None:
+    graphs = tuple(Graph(Bucket(rows, keys), None) for rows in (2, 4) for keys in (8, 16))  # type: ignore[arg-type]
+    for slots, cached, bucket in (
+        ((0,), 7, (2, 8)),
+        ((0, 1), 8, (2, 16)),
+        ((0, 1), 15, (2, 16)),
+        ((0, 1, 2), 0, (4, 8)),
+        (range(4), 15, (4, 16)),
+    ):
+        found = chosen(graphs, step_of(*slots, cached=cached), SPEC.layers, 0.0)
+        assert found is not None
+        assert found.bucket == bucket
+    assert chosen(graphs, step_of(*range(5)), SPEC.layers, 0.0) is None
+    assert chosen(graphs, step_of(0, cached=16), SPEC.layers, 0.0) is None
+
+
+def test_every_share_is_warmed_up_with_launches_of_all_sizes(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, real = LaneRuntime(), Transformer.begin
+    launched: defaultdict[Any, list[int]] = defaultdict(list)
+
+    def begin(model: Transformer, tokens: torch.Tensor) -> None:
+        launched[runtime.current].append(len(tokens))
+        real(model, tokens)
+
+    monkeypatch.setattr(Transformer, "begin", begin)
+    lanes = opened(runtime, graphs={})
+    streams = [share.stream for lane in lanes._instances[0].lanes for share in lane.shares.all]
+    assert dict(launched) == {stream: [64, 32, 16, 8, 4, 2, 1] for stream in streams}
 
 
 def test_sizes_of_graphs() -> None:
