@@ -48,7 +48,7 @@ class Cause:
         return self.measured - self.simulated
 
     def shares(self) -> dict[str, float] | None:
-        """Each cause over the error, which they add up to 1 of; None where there is no error.
+        """Each cause over the error, together 1; None where there is no error.
 
         Causes of opposite sign cancel: then some are above 1, others below 0.
         """

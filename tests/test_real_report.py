@@ -19,6 +19,7 @@ from real.report.document import document
 from real.report.markup import flat, picture, tag, text
 from real.report.words import percent, seconds
 from sim.metrics import summarise
+from sim.plots.timeline import compared
 from sim.records import RunResult
 from sim.rundir import write_run
 from tests.worlds import simulated, world
@@ -251,6 +252,19 @@ def test_cells_have_names_of_their_own(cells: list[Cell]) -> None:
         study([cells[1], cells[1]])
     with pytest.raises(ValueError, match="at least one policy"):
         study([])
+
+
+def test_worlds_one_above_the_other_have_one_scale(cells: list[Cell]) -> None:
+    steps = cells[0].simulated.run.steps
+    rows = slice(0, len(steps) // 2)
+    parts = {name: getattr(steps, name)[rows] for name in steps.__dataclass_fields__ if name != "lane_names"}
+    drawing = compared({"whole": steps, "half": replace(steps, **parts)}, 108, start_s=0.0, end_s=30.0)
+    shares, batches, half_shares, half_batches = drawing.axes
+    assert [shares.get_title(), half_shares.get_title()] == ["whole", "half"]
+    assert {axes.get_xlim() for axes in drawing.axes} == {(0.0, 30.0)}
+    assert batches.get_ylim() == half_batches.get_ylim()
+    whole, half = (axes.lines[-1].get_ydata() for axes in (batches, half_batches))
+    assert np.sum(whole) > np.sum(half) > 0
 
 
 def test_markup_is_escaped_once() -> None:
