@@ -260,7 +260,7 @@ def test_worlds_one_above_the_other_have_one_scale(cells: list[Cell]) -> None:
     parts = {name: getattr(steps, name)[rows] for name in steps.__dataclass_fields__ if name != "lane_names"}
     drawing = compared({"whole": steps, "half": replace(steps, **parts)}, 108, start_s=0.0, end_s=30.0)
     shares, batches, half_shares, half_batches = drawing.axes
-    assert [shares.get_title(), half_shares.get_title()] == ["whole", "half"]
+    assert [axes.get_title(loc="left") for axes in (shares, half_shares)] == ["whole", "half"]
     assert {axes.get_xlim() for axes in drawing.axes} == {(0.0, 30.0)}
     assert batches.get_ylim() == half_batches.get_ylim()
     whole, half = (axes.lines[-1].get_ydata() for axes in (batches, half_batches))
