@@ -11,8 +11,8 @@ from profiler.measure.transformer import Scratch
 from profiler.specs import ModelSpec
 from real.lanes import DeviceError
 
-RESERVE_BYTES = 1 << 30
-"""For graphs, sampling and the driver."""
+RESERVE_BYTES = 3 << 30
+"""For a few hundred graphs, which may take 10 MiB each, for sampling and the driver."""
 
 STREAM_BYTES = 64 << 20
 """For the work space of matrix products, which every stream has its own of."""

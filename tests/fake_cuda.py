@@ -89,9 +89,11 @@ class LaneRuntime(FakeRuntime):
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
         before, self.current = self.current, stream  # type: ignore[assignment]
-        with torch.inference_mode():
-            yield
-        self.current = before
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            self.current = before
 
     def event(self) -> FakeEvent:
         return FakeEvent()
