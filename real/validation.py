@@ -189,7 +189,7 @@ class Validation:
             rate=_mean_rate(self.trace) if rate is None else rate,
             real=tuple(map(load_side, runs)),
             simulated=load_side(folder / SIMULATED),
-            # outside_s=host_s,
+            outside_s=host_s,
         )
 
     def _header(self, found: Calibrated) -> Mapping[str, Any]:
