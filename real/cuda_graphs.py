@@ -55,7 +55,8 @@ def chosen(graphs: tuple[Graph, ...], batch: Batch, layers: int, temperature: fl
     """The smallest of ``graphs`` that runs the batch; None unless that is one new token each, through all layers."""
     if not graphs or (batch.first, batch.last) != (0, layers) or batch.temperature != temperature:
         return None
-    if any(sequence.new != 1 for sequence in batch.sequences):
+    _, new, cached = zip(*batch.sequences, strict=True)
+    if max(new) > 1:
         return None
-    rows, keys = len(batch.sequences), 1 + max(sequence.cached for sequence in batch.sequences)
+    rows, keys = len(new), 1 + max(cached)
     return next((graph for graph in graphs if graph.bucket.rows >= rows and graph.bucket.keys >= keys), None)

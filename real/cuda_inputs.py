@@ -62,7 +62,7 @@ class Inputs:
         Raises ValueError for a sequence that does not fit its slot.
         """
         check_fit(sequences, self._slot_tokens)
-        slots, new, cached = np.array(sequences, dtype=np.int64).T
+        slots, new, cached = (np.array(column, dtype=np.int64) for column in zip(*sequences, strict=True))
         ends, keys, used = new.cumsum(), slots * self._slot_tokens, cached + new
         count, total = len(sequences), int(ends[-1])
         self._sequences, self._layout = tuple(sequences), Layout.of(total, count)

@@ -176,7 +176,8 @@ class CudaLane:
     def _check(self, batch: Batch) -> None:
         replica, sequences = self.replica, batch.sequences
         spec, slots = replica.model.spec, replica.slots
-        tokens = sum(sequence.new for sequence in sequences)
+        used, new, _ = zip(*sequences, strict=True) if sequences else ((), (), ())
+        tokens = sum(new)
         if not 0 < len(sequences) <= slots or tokens > replica.launch_tokens:
             raise ValueError(
                 f"a launch of {len(sequences)} sequences and {tokens} tokens; lanes were made for 1 to {slots} "
@@ -184,7 +185,7 @@ class CudaLane:
             )
         if not 0 <= batch.first < batch.last <= spec.layers:
             raise ValueError(f"layers {batch.first} to {batch.last}; {spec.name} has 0 to {spec.layers}")
-        if not all(0 <= sequence.slot < slots for sequence in sequences):
+        if not 0 <= min(used) <= max(used) < slots:
             raise ValueError(f"a slot is not among the {slots} of the KV cache, 0 to {slots - 1}")
         if batch.first == 0:
             _check_tokens(batch.tokens, tokens, spec.vocab)
