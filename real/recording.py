@@ -19,12 +19,28 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from real.executor import DeviceExecutor
 from sim.launch import Completion, Launch
 
 VERSION = 1
+
+_DECIDED = ("instance", "lane", "sms", "prefill", "layers", "decode", "preempt", "transfer", "predicted_s")
+_Decision = Annotated[list[Any], Field(min_length=len(_DECIDED), max_length=len(_DECIDED))]
+_LINES: TypeAdapter[tuple[Any, ...]] = TypeAdapter(
+    tuple[Literal["recording"], Any, Any]
+    | tuple[Literal["now"], float]
+    | tuple[Literal["start"], int, float, _Decision]
+    | tuple[Literal["done"], int, float, float, float, float | None, int, list[tuple[int, int]]]
+    | tuple[Literal["none"]],
+    config=ConfigDict(strict=True),
+)
+
+
+_REPLAY = "replay with the version and the settings of the recording"
 
 
 class RecordingEnds(Exception):
@@ -90,9 +106,11 @@ class Replayer:
         self._answers = answers
         self.given = 0
         self.decisions = 0
+        self._flights: set[int] = set()
 
     def now(self) -> float:
-        return float(self._next("now")[1])
+        now: float = self._next("now")[1]
+        return now
 
     def start(self, launch: Launch) -> None:
         _, launch_id, _, recorded = self._next("start")
@@ -101,13 +119,19 @@ class Replayer:
         if launch_id != launch.launch_id or recorded != here:
             raise ReplayDiffers(
                 f"launch {launch.launch_id} is {_shown(here)}, and was recorded as launch {launch_id}, "
-                f"{_shown(recorded)}; replay with the version and the settings of the recording"
+                f"{_shown(recorded)}; {_REPLAY}"
             )
         self.decisions += 1
+        self._flights.add(launch_id)
 
     def next(self, until_s: float | None) -> Completion | None:
         line = self._next("done", "none")
-        return None if line[0] == "none" else Completion(int(line[1]), float(line[2]))
+        if line[0] == "none":
+            return None
+        if line[1] not in self._flights:
+            raise ReplayDiffers(f"launch {line[1]} is recorded as done, and is not in flight; {_REPLAY}")
+        self._flights.remove(line[1])
+        return Completion(line[1], line[2])
 
     def release(self, request: int, instance: int) -> None:
         """There is no KV in a replay."""
@@ -119,7 +143,7 @@ class Replayer:
         if line[0] not in kinds:
             raise ReplayDiffers(
                 f"the loop asked for {' or '.join(kinds)} after {self.given} answers, and {line[0]!r} was recorded; "
-                f"replay with the version and the settings of the recording"
+                f"{_REPLAY}"
             )
         self.given += 1
         return line
@@ -142,8 +166,8 @@ def decision(launch: Launch) -> list[Any]:
 
 
 def _shown(recorded: Sequence[Any]) -> str:
-    names = ("instance", "lane", "sms", "prefill", "layers", "decode", "preempt", "transfer", "predicted_s")
-    return ", ".join(f"{name} {value}" for name, value in zip(names, recorded, strict=True) if value not in (None, []))
+    known = zip(_DECIDED, recorded, strict=True)
+    return ", ".join(f"{name} {value}" for name, value in known if value not in (None, []))
 
 
 def read_recording(path: Path) -> tuple[Any, list[list[Any]]]:
@@ -164,18 +188,15 @@ def read_recording(path: Path) -> tuple[Any, list[list[Any]]]:
         raise ValueError(f"{path} is no recording: it is not text") from None
     if not lines or lines[0][:2] != ["recording", VERSION]:
         raise ValueError(f"{path} is no recording of version {VERSION}; it begins otherwise")
-    return lines[0][2], lines[1:]
-
-
-WIDTHS = {"recording": 3, "now": 2, "start": 4, "done": 8, "none": 1}
-"""Entries of a line of each kind."""
+    settings = lines[0][2]
+    if not isinstance(settings, dict) or not all(isinstance(settings.get(name), dict) for name in ("config", "facts")):
+        raise ValueError(f"{path} holds no settings of a run on a device; the file is damaged")
+    return settings, lines[1:]
 
 
 def _line(path: Path, number: int, text: str) -> list[Any]:
     try:
-        line = json.loads(text)
-    except json.JSONDecodeError:
-        line = None
-    if isinstance(line, list) and line and isinstance(line[0], str) and WIDTHS.get(line[0]) == len(line):
-        return line
-    raise ValueError(f"{path}, line {number}: {text[:60].rstrip()!r} is no line of a recording; the file is damaged")
+        return list(_LINES.validate_json(text))
+    except ValidationError:
+        shown = repr(text[:60].rstrip())
+        raise ValueError(f"{path}, line {number}: {shown} is no line of a recording; the file is damaged") from None

@@ -138,6 +138,9 @@ def replay(recording: Path) -> Replayed:
     except RecordingEnds:
         result, finished = serving.result(), False
     launches, tokens = _device_side(answers)
+    came = len(result.records)
+    if strange := tokens.keys() - range(came):
+        raise ValueError(f"{recording}: a token of request {min(strange)}, and {came} requests came; it is damaged")
     return Replayed(result, launches, tokens, finished, replayer.given, replayer.decisions)
 
 
