@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from policies import SLO, Policy
 from profiler.constant import ConstantRateModel
 from profiler.latency import LatencyModel
+from profiler.profile import Profile
+from profiler.profile import Provenance as Measured
 from profiler.specs import DeviceSpec, ModelSpec
 from sim import Completion, Launch, Limits, RunResult, ServingLoop, SimExecutor
 from traces.arrivals import ArrivalSource, OpenArrivals
@@ -129,3 +133,15 @@ def serve(
         keep_token_times=True,
         check_every_step=check,
     ).run()
+
+
+def cpu_profile(cores: int, model: str | None = None, layers: Sequence[dict[str, Any]] = ()) -> Profile:
+    """A CPU's profile, made up: products at 20 GFLOP/s a core and 20 us, and rows of whole ``layers`` of ``model``."""
+    common = {"dtype": "fp32", "repeats": 3, "spread": 0.01}
+    shapes = itertools.product((1, 64, 512), ((128, 64), (192, 64)), sorted({1, cores}))
+    rows = [
+        {"kernel": "gemm", "m": m, "n": n, "k": k, "sms": sms, "latency_s": 2e-5 + m * n * k / 1e10 / sms, **common}
+        for m, (n, k), sms in shapes
+    ]
+    provenance = Measured(device="cpu", sms=cores, source="measured", origin="a test", date="2026-11-30", model=model)
+    return Profile.of([*rows, *({**common, **row} for row in layers)], provenance)
