@@ -60,6 +60,7 @@ class CudaLanes:
         driver: Any = None,
     ) -> None:
         self.slots, self.slot_tokens = slots, slot_tokens
+        self.settings: dict[str, Any] = {}
         self._instances: list[Instance] = []
         self._shares: dict[int, DeviceShares] = {}
         self._lanes: dict[Key, CudaLane | None] = {}
@@ -69,43 +70,50 @@ class CudaLanes:
         numbers = list(devices or range(len(lanes)))
         check_lanes(lanes, numbers)
         runtimes = {number: open_runtime(number) for number in dict.fromkeys(numbers)}
-        # Kernels draw from the devices' own generators, which is the one kind that graphs go on with.
+        # Kernels draw from the devices' own generators, the one kind that a graph carries on.
         torch.manual_seed(seed)
-        begun_s = time.perf_counter()
+        needs = Needs(model, slots, slot_tokens, launch_tokens, temperature, dtype)
         try:
-            for number, runtime in runtimes.items():
-                here = [names for names, other in zip(lanes, numbers, strict=True) if other == number]
-                self._shares[number] = shares_of(runtime, driver, here, splits)
-            needs = Needs(model, slots, slot_tokens, launch_tokens, temperature, dtype)
-            self._open(lanes, numbers, runtimes, needs)
-            captured = self._prepare(lanes, graphs)
-        except RuntimeError as error:
+            begun_s = time.perf_counter()
+            self._open(lanes, [(number, runtimes[number]) for number in numbers], needs, splits, driver)
+            self.settings = self._described(self._prepare(lanes, graphs), begun_s)
+        except BaseException as error:
             self.close()
-            raise _device_error("preparing lanes", error) from error
-        except BaseException:
-            self.close()
+            if isinstance(error, RuntimeError):
+                raise _device_error("preparing lanes", error) from error
             raise
-        pairs = dict.fromkeys(split for share in self._shares.values() for split in share.splits)
-        self.settings: dict[str, Any] = {
-            **machine(runtimes[numbers[0]].properties),
-            "gpus": len(runtimes),
-            "shares": "; ".join(dict.fromkeys(share.kind for share in self._shares.values())),
-            "splits": [list(pair) for pair in pairs],
-            "decode_graphs": captured,
-            "preparation_s": time.perf_counter() - begun_s,
-        }
 
     def _open(
-        self, lanes: Sequence[Sequence[str]], numbers: Sequence[int], runtimes: Mapping[int, Any], needs: Needs
+        self,
+        lanes: Sequence[Sequence[str]],
+        gpus: Sequence[tuple[int, Any]],
+        needs: Needs,
+        splits: Sequence[int] | None,
+        driver: Any,
     ) -> None:
+        """Makes the instances; ``gpus``: number and runtime of each one's."""
+        for number, runtime in dict(gpus).items():
+            here = [names for names, (other, _) in zip(lanes, gpus, strict=True) if other == number]
+            self._shares[number] = shares_of(runtime, driver, here, splits)
         loaded: dict[int, Weights] = {}
         left = {number: list(shares.lanes) for number, shares in self._shares.items()}
-        for names, number in zip(lanes, numbers, strict=True):
+        for names, (number, runtime) in zip(lanes, gpus, strict=True):
             own = [left[number].pop(0) for _ in computing(names)]
-            instance = Instance(runtimes[number], needs, own, loaded.get(number))
+            instance = Instance(runtime, needs, own, loaded.get(number))
             loaded[number] = instance.replica.weights
             self._instances.append(instance)
         self.rename(lanes)
+
+    def _described(self, captured: int, begun_s: float) -> dict[str, Any]:
+        shares = self._shares.values()
+        return {
+            **machine(self._instances[0].replica.runtime.properties),
+            "gpus": len(shares),
+            "shares": "; ".join(dict.fromkeys(share.kind for share in shares)),
+            "splits": [list(pair) for pair in dict.fromkeys(pair for share in shares for pair in share.splits)],
+            "decode_graphs": captured,
+            "preparation_s": time.perf_counter() - begun_s,
+        }
 
     def _prepare(self, lanes: Sequence[Sequence[str]], graphs: Mapping[str, Sequence[int]] | None) -> int:
         """Warms up all lanes and captures their graphs; how many."""

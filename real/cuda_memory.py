@@ -17,6 +17,7 @@ RESERVE_BYTES = 3 << 30
 STREAM_BYTES = 64 << 20
 """For the work space of matrix products, which every stream has its own of."""
 
+SMALLER = "lower slot_tokens or the most tokens of a launch, take a smaller model, or see what else is on the GPU"
 GIB = 1 << 30
 META = torch.device("meta")
 """Tensors there have sizes and no memory."""
@@ -50,11 +51,7 @@ def check_memory(
     fit = (free - model_bytes - buffers - work - slot) // (slot + a_row)
     if slots <= fit:
         return
-    remedy = (
-        f"lower slots ({fit} fit) or slot_tokens"
-        if fit > 0
-        else "lower slot_tokens or the most tokens of a launch, take a smaller model, or see what else is on the GPU"
-    )
+    remedy = f"lower slots ({fit} fit) or slot_tokens" if fit > 0 else SMALLER
     sizes = free, model_bytes, (slots + 1) * slot, buffers + slots * a_row, work
     gib = [size / GIB for size in sizes]
     raise DeviceError(

@@ -1,8 +1,8 @@
 """Which stream a lane's job runs on: one of the lane's shares of the SMs, or the whole device.
 
 Shares come in pairs that one split of the device makes, a group of about the SMs asked for and the rest. Of two lanes
-the second has the groups and the first the rests. At one split they have no SM in common; while one is at the next split
-already they may, and how many depends on which SMs the driver takes for a group.
+the second has the groups and the first the rests. At one split they have no SM in common; while one is at the next
+split already they may, and how many depends on which SMs the driver takes for a group.
 """
 
 from __future__ import annotations
