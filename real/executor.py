@@ -84,6 +84,13 @@ class DeviceExecutor:
     def release(self, request: int, instance: int) -> None:
         self._residents.release(instance, request)
 
+    def settle(self) -> None:
+        """Waits for what a run that was stopped left in flight: lanes are idle then, for the next."""
+        while self._flights:
+            done = self._lanes.wait(None)
+            if done is not None:
+                del self._flights[done.job_id]
+
     def _completed(self, done: Done) -> Completion:
         now = self.now()
         heirs = self._flights.pop(done.job_id)

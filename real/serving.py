@@ -22,6 +22,7 @@ from real.recording import Recorder, RecordingEnds, ReplayDiffers, Replayer, rea
 from real.residents import Residents
 from sim.columns import int_column, text_column, write_columns
 from sim.config import RunConfig, checked
+from sim.instance import PolicyError
 from sim.metrics import summarise
 from sim.records import RunResult
 from sim.rundir import complete_or_absent, fill_run, write_json
@@ -77,6 +78,7 @@ def serve(
             executor, recording, {"config": config.model_dump(mode="json"), "facts": dict(facts)}
         ) as recorder:
             result = prepared.loop(executor=recorder, progress=progress).run()
+        executor.settle()
     finally:
         # Also on the way out: what had finished is kept.
         replayed = recover(recording, target, afterwards())
@@ -136,6 +138,11 @@ def replay(recording: Path) -> Replayed:
     try:
         result, finished = serving.run(), True
     except RecordingEnds:
+        result, finished = serving.result(), False
+    except PolicyError:
+        # With nothing answered after it, this is what ended the run itself.
+        if replayer.given < len(answers):
+            raise
         result, finished = serving.result(), False
     launches, tokens = _device_side(answers)
     came = len(result.records)
