@@ -205,7 +205,9 @@ class Validation:
 
 
 def outside_s(served: Replayed) -> float:
-    """Mean seconds of a launch that the host took outside the device, the longest and shortest left out."""
+    """Mean seconds of a launch that the host took outside the device, the longest and shortest left out; 0 of none."""
+    if not len(served.launches):
+        return 0.0
     parts = served.launches.host_s(served.result.records.arrival_s)
     return float(trim_mean(np.sum([parts[name] for name in HOST_PARTS], axis=0), TRIMMED))
 
