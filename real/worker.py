@@ -113,8 +113,12 @@ class LaneWorker:
         known = self._transformer
         if known is not None and tokens <= len(known.scratch.normed) and rows <= len(known.scratch.tokens):
             return known
-        size = 1 << max(6, (tokens - 1).bit_length())
-        scratch = Scratch(shared.spec, size, max(rows, 64), torch.device("cpu"), torch.float32)
+        # Never smaller than before: launches of many tokens and of many sequences may take turns.
+        had = (64, 64) if known is None else (len(known.scratch.normed), len(known.scratch.tokens))
+        size, most = (
+            max(least, 1 << (count - 1).bit_length()) for least, count in zip(had, (tokens, rows), strict=True)
+        )
+        scratch = Scratch(shared.spec, size, most, torch.device("cpu"), torch.float32)
         scratch.residual, scratch.hidden = shared.residual, shared.hidden
         cache = shared.caches[self.instance]
         self._transformer = Transformer(shared.spec, shared.weights, cache, scratch, numerics=shared.numerics)
