@@ -122,8 +122,17 @@ def available_bytes() -> int:
     free = int(lines["MemAvailable"].split()[0]) << 10
     group = Path("/sys/fs/cgroup")
     try:
-        limit, used = (group / name for name in ("memory.max", "memory.current"))
-        return min(free, int(limit.read_text()) - int(used.read_text()))
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):
         # No limit ("max"), or a machine that keeps it elsewhere.
         return free
+    return min(free, limit - used + _reclaimable_bytes(group))
+
+
+def _reclaimable_bytes(group: Path) -> int:
+    """Of what the group uses: files that were read and give way to anything else."""
+    try:
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    return int(counts.get("inactive_file", 0))
