@@ -47,10 +47,11 @@ class Twin:
     reference: Reference
 
     @classmethod
-    def at(cls, folder: Path) -> Twin:
+    def at(cls, folder: Path, cores: int = CORES) -> Twin:
+        """Files in ``folder``; the latency model is of a CPU of so many cores."""
         reference = Reference(SPEC, WEIGHTS, NUMERICS)
         reference.save(folder / "twin")
-        fit_device(cpu_profile(CORES)).save(folder / "latency.json")
+        fit_device(cpu_profile(cores)).save(folder / "latency.json")
         return cls(folder, reference)
 
     def prepared(self, label: str, rows: Rows, **changes: Any) -> Prepared:
