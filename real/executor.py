@@ -19,7 +19,7 @@ from sim.launch import Completion, Launch
 class DeviceTimes(NamedTuple):
     """Where a launch's time went, in seconds since the run's start, and what came of it.
 
-    begin_s, finish_s: the device was at it. processor_s: processor time of the lane's thread in between, NaN on a GPU.
+    begin_s, finish_s: the device was at it. processor_s: processor time of the lane's threads in between, NaN on a GPU.
     granted_sms: the share that the device gave, 0 for a copy.
     tokens: (request, token) of every request that got its next token.
     """

@@ -55,7 +55,7 @@ class Done(NamedTuple):
     """A finished job.
 
     tokens: the next token of each sequence, where the LM head ran; else empty.
-    begin_s, finish_s: when the device was at it. processor_s: of that, what the lane's thread got of a processor; NaN
+    begin_s, finish_s: when the device was at it. processor_s: of that, processor time of all the lane's threads; NaN
         on a GPU.
     sms: what the job was granted.
     """

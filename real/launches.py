@@ -36,7 +36,7 @@ _TIMES = ("start_s", "sent_s", "begin_s", "finish_s", "end_s")
 class LaunchLog:
     """Columns of shape (n,), seconds since the run's start.
 
-    processor_s: processor time that the lane's thread got between begin and finish; NaN on a GPU. granted_sms: what
+    processor_s: processor time of all the lane's threads between begin and finish; NaN on a GPU. granted_sms: what
         the device gave the launch, 0 to a transfer.
     """
 

@@ -71,18 +71,18 @@ class LaneWorker:
 
     def compute(self, batch: Batch) -> tuple[tuple[int, ...], float, float, float]:
         """Runs layers of the batch, and after the last of them LM head and sampling."""
-        begin_s, processor_s = time.perf_counter(), time.thread_time()
+        begin_s, processor_s = time.perf_counter(), time.process_time()
         tokens = self._computed(batch)
-        return tokens, begin_s, time.perf_counter(), time.thread_time() - processor_s
+        return tokens, begin_s, time.perf_counter(), time.process_time() - processor_s
 
     def copy(self, task: Copy) -> tuple[tuple[int, ...], float, float, float]:
         """Copies KV from another instance's cache."""
-        begin_s, processor_s = time.perf_counter(), time.thread_time()
+        begin_s, processor_s = time.perf_counter(), time.process_time()
         source, target = self.shared.caches[task.source], self.shared.caches[self.instance]
         here, there = task.slot * target.slot_tokens, task.source_slot * source.slot_tokens
         for to, of in zip((*target.keys, *target.values), (*source.keys, *source.values), strict=True):
             to[here : here + task.tokens].copy_(of[there : there + task.tokens])
-        return (), begin_s, time.perf_counter(), time.thread_time() - processor_s
+        return (), begin_s, time.perf_counter(), time.process_time() - processor_s
 
     def _computed(self, batch: Batch) -> tuple[int, ...]:
         import torch

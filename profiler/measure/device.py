@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from profiler.measure.grid import Group, Reach, Shares, Target, Variant
 
 GAP = 0.03
-"""A share of wall time in which a thread did not run; above it something else took the processor."""
+"""A share of wall time that threads waited for a core; above it other programs disturbed a sample."""
 
 
 class Sample(NamedTuple):

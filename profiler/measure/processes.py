@@ -10,7 +10,10 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def settle(cores: Sequence[int]) -> None:
@@ -19,12 +22,25 @@ def settle(cores: Sequence[int]) -> None:
     Signals may go to the whole group; the parent decides what they mean.
     """
     os.sched_setaffinity(0, cores)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
     import torch
 
     torch.set_num_threads(len(cores))
+
+
+def waited_s() -> float:
+    """Seconds that this process's threads have been ready to run without a core, all together; NaN where unknown.
+
+    Linux counts them a thread. What another program takes shows here at once, whatever the threads do meanwhile.
+    """
+    try:
+        tasks = [path.read_text().split() for path in Path("/proc/self/task").glob("*/schedstat")]
+    except OSError:
+        # A thread has just ended.
+        return float("nan")
+    return sum(int(fields[1]) for fields in tasks) * 1e-9 if tasks else float("nan")
 
 
 class Failed(Exception):
@@ -44,8 +60,16 @@ class Handle:
         self.cores, self.remedy = cores, remedy
         self.connection, child = context.Pipe()
         self.process = context.Process(target=target, args=(child, cores, *arguments), daemon=True)
-        self.process.start()
-        child.close()
+        # One that comes while it is still loading would end it with a traceback: it is born with them blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            self.process.start()
+            child.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self.close()
+            raise
 
     def wait(self) -> Any:
         """The next thing that the process says. Raises ValueError where it died."""
@@ -78,5 +102,6 @@ class Handle:
     def close(self) -> None:
         """Ends the process, whatever it is at: it holds nothing that would be lost."""
         self.connection.close()
-        self.process.kill()
-        self.process.join()
+        if self.process.pid is not None:
+            self.process.kill()
+            self.process.join()

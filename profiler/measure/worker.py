@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from profiler.measure.processes import settle
+from profiler.measure.processes import settle, waited_s
 from profiler.specs import ModelSpec
 
 if TYPE_CHECKING:
@@ -58,13 +58,14 @@ class Worker:
         return min(self.time(target, 1)[0] for _ in range(2))
 
     def time(self, target: Target, count: int) -> tuple[float, float]:
-        """(wall, processor) seconds of one of ``count`` calls in a row; the latter of this thread alone."""
+        """Seconds of one of ``count`` calls in a row, and for how much of it threads waited for a core."""
         call, first = self.calls[target], self.turn
         self.turn += count
-        wall, processor = time.perf_counter(), time.thread_time()
+        waited, wall = waited_s(), time.perf_counter()
         for turn in range(first, first + count):
             call(turn)
-        return (time.perf_counter() - wall) / count, (time.thread_time() - processor) / count
+        wall = time.perf_counter() - wall
+        return wall / count, (waited_s() - waited) / count
 
     def loop(self, target: Target) -> Any:
         """Runs the call over and over until the next request arrives; says when it has begun."""
