@@ -32,12 +32,12 @@ def calibrated(plan: Plan, layout: Layout, teller: Teller) -> Calibrated:
     """
     if plan.latency is not None:
         path = Path(plan.latency)
-        found = Calibrated(load_calibration(path), path, None)
-    else:
-        profile = _profile(plan, layout, teller)
-        found = Calibrated(_fitted(profile, layout, teller), layout.model, profile)
-    _check_device(plan, found)
-    return found
+        model = load_calibration(path)
+        _check_device(plan, plan.latency, model.device.name, model.device.sms)
+        return Calibrated(model, path, None)
+    profile = _profile(plan, layout, teller)
+    _check_device(plan, plan.profile or str(layout.profile), profile.provenance.device, profile.provenance.sms)
+    return Calibrated(_fitted(profile, layout, teller), layout.model, profile)
 
 
 def _profile(plan: Plan, layout: Layout, teller: Teller) -> Profile:
@@ -64,17 +64,13 @@ def _fitted(profile: Profile, layout: Layout, teller: Teller) -> DeviceCalibrati
     return found
 
 
-def _check_device(plan: Plan, found: Calibrated) -> None:
-    device = found.model.device
+def _check_device(plan: Plan, source: str, device: str, sms: int) -> None:
     here = "cpu" if plan.device == "cpu" else _gpu()
-    source = plan.profile or plan.latency or str(found.path)
-    if device.name != here:
-        raise ValueError(f"{source} is of {device.name}, and this device is {here}; leave it out to measure this one")
+    if device != here:
+        raise ValueError(f"{source} is of {device}, and this device is {here}; leave it out to measure this one")
     cores = len(os.sched_getaffinity(0))
-    if here == "cpu" and device.sms != cores:
-        raise ValueError(
-            f"{source} is of {device.sms} cores, and this process may use {cores}; leave it out to measure these"
-        )
+    if here == "cpu" and sms != cores:
+        raise ValueError(f"{source} is of {sms} cores, and this process may use {cores}; leave it out to measure these")
 
 
 def _gpu() -> str:
