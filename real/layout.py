@@ -14,6 +14,9 @@ from sim.rundir import write_json
 GROWS = ("policies", "rates", "repeats")
 """What of a plan may be another when a validation goes on: runs already there stay what they are."""
 
+MEASURED = ("device", "model", "quick")
+"""What a profile was measured for, which takes long; all else may change while nothing has been served."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -52,9 +55,11 @@ class Layout:
         """
         if self.plan.exists():
             known = checked(Plan, read_json(self.plan), str(self.plan))
-            for name in Plan.model_fields:
+            served = any(self.out.glob("runs/*/real-*"))
+            measured = MEASURED if any(self.out.glob("profile.*")) else ()
+            for name in [name for name in Plan.model_fields if name not in GROWS] if served else measured:
                 mine, theirs = getattr(plan, name), getattr(known, name)
-                if mine != theirs and name not in GROWS:
+                if mine != theirs:
                     raise ValueError(
                         f"{self.out} holds a validation whose {name} is {theirs!r}, and {mine!r} is asked for; give "
                         f"the same, or another --out"
