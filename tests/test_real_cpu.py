@@ -65,7 +65,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 def lanes_of(ready: Prepared, kind: type[CpuLanes] = CpuLanes, **changes: Any) -> CpuLanes:
     roles = ready.policy.roles(ready.config.instances)
-    sizes: dict[str, Any] = {"slots": SLOTS, "slot_tokens": SLOT_TOKENS, "launch_tokens": 256}
+    sizes: dict[str, Any] = {"slots": SLOTS, "slot_tokens": SLOT_TOKENS, "launch_tokens": 1024}
     return kind(
         open_model(ready.config.model, 0),
         lanes=[ready.policy.lanes(role) for role in roles],

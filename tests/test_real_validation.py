@@ -1,0 +1,443 @@
+"""bulletsim validate from its options to its report: complete, accounted for, replayable; refused in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from filelock import FileLock
+
+from cli.main import run
+from profiler.fitting import fit_device
+from profiler.profile import Profile
+from profiler.profile import Provenance as Measured
+from real.launches import load_launches
+from real.layout import finished
+from real.report.markup import Markup
+from real.serving import recording_of, replay
+from sim.records import STATES
+from sim.rundir import load_records, load_run
+from tests.test_real_checkpoints import CONFIG
+from tests.toys import cpu_profile, trace_of
+from traces import save
+
+CORES = len(os.sched_getaffinity(0))
+ROOT = Path(__file__).parents[1]
+ROWS = [(0.0, 30, 8), (0.05, 3, 12), (0.1, 17, 1), (0.1, 45, 10), (0.3, 8, 6), (0.31, 26, 9)]
+REPEATS = 2
+
+POLICIES = ["chunked:budget_tokens=24"]
+if CORES > 1:
+    POLICIES += ["bullet:layers_per_step=1", "disaggregation"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model's config.json, a latency model of these cores, and a trace."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 256}))
+    fit_device(cpu_profile(CORES)).save(folder / "latency.json")
+    save(trace_of(ROWS), folder / "trace.csv")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+@pytest.fixture
+def _quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pictures, which take most of a report's time."""
+    monkeypatch.setattr("real.report.cells.picture", lambda drawing, alt: Markup(alt))
+
+
+def options(files: Path, out: Path | str, **changes: Any) -> list[str]:
+    """The command's arguments; None takes one out."""
+    chosen: dict[str, Any] = {
+        "--device": "cpu",
+        "--model": str(files / "config.json"),
+        "--trace": str(files / "trace.csv"),
+        "--latency-model": str(files / "latency.json"),
+        "--repeats": REPEATS,
+        "--out": str(out),
+    }
+    chosen |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
+    return ["validate", *(str(part) for pair in chosen.items() if pair[1] is not None for part in pair)]
+
+
+def policies(*named: str) -> list[str]:
+    return [part for name in named or POLICIES for part in ("--policy", name)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A validation that was run once, for all workers of a test run. Nobody writes there any more."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "validation"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            shared.mkdir()
+            (shared / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 256}))
+            fit_device(cpu_profile(CORES)).save(shared / "latency.json")
+            save(trace_of(ROWS), shared / "trace.csv")
+            command = [*options(shared, shared / "out", slo_ttft=1, slo_tpot="0.05"), *policies()]
+            assert run([*command, "--json"]) == 0
+    return shared
+
+
+def cells(out: Path) -> dict[str, Path]:
+    """Directories of the cells by policy."""
+    found = {path.name.partition("(")[0].removesuffix("-recorded"): path for path in (out / "runs").iterdir()}
+    assert sorted(found) == sorted(name.partition(":")[0] for name in POLICIES)
+    return found
+
+
+def real_runs(out: Path) -> list[Path]:
+    found = sorted(out.glob("runs/*/real-*"))
+    assert len(found) == REPEATS * len(POLICIES)
+    return found
+
+
+def test_every_request_is_served_whole_in_both_worlds(whole: Path) -> None:
+    out = whole / "out"
+    simulated = [cell / "simulated" for cell in cells(out).values()]
+    for path in [*simulated, *real_runs(out)]:
+        records = load_run(path).records
+        assert set(records.state.tolist()) == {STATES.index("finished")}
+        assert records.output_tokens.tolist() == records.generated_tokens.tolist() == [row[2] for row in ROWS]
+        assert records.prompt_tokens.tolist() == [row[1] for row in ROWS]
+        np.testing.assert_allclose(records.arrival_s, [row[0] for row in ROWS])
+        assert (records.first_token_s >= records.arrival_s).all()
+
+
+def test_steps_account_for_all_tokens_and_all_kv(whole: Path) -> None:
+    """Prompts once, answers but for their first tokens by decode steps; blocks are never more than there are."""
+    for path in real_runs(whole / "out"):
+        loaded, launches = load_run(path), load_launches(path / "launches.parquet")
+        steps, config = loaded.steps, loaded.config
+        assert config.kv_blocks == len(ROWS) * 512 // 16
+        layers = CONFIG["num_hidden_layers"]
+        assert isinstance(layers, int)
+        assert (steps.prefill_tokens * steps.layers).sum() == layers * sum(row[1] for row in ROWS)
+        assert steps.decode_requests.sum() == sum(row[2] - 1 for row in ROWS)
+        assert ((steps.free_blocks >= 0) & (steps.free_blocks <= config.kv_blocks)).all()
+        assert loaded.summary["preemptions"] == 0
+        assert len(launches) == len(steps)
+        np.testing.assert_array_equal(launches.start_s, steps.start_s)
+        np.testing.assert_array_equal(launches.end_s, steps.end_s)
+        computing = np.array([steps.lane_names[lane] != "link" for lane in steps.lane])
+        np.testing.assert_array_equal(launches.granted_sms[computing], steps.sms[computing])
+        assert (launches.processor_s[computing] > 0).all()
+        assert (launches.granted_sms[~computing] == 0).all()
+
+
+def test_the_recording_of_a_run_gives_the_run_again(whole: Path) -> None:
+    for path in real_runs(whole / "out"):
+        replayed = replay(path / "answers.jsonl")
+        assert replayed.finished
+        written = load_records(path / "requests.parquet")
+        for part in fields(written):
+            mine, theirs = (getattr(one, part.name) for one in (replayed.result.records, written))
+            if isinstance(mine, np.ndarray):
+                np.testing.assert_array_equal(mine, theirs, err_msg=part.name)
+            else:
+                assert mine == theirs
+        facts = json.loads((path / "real.json").read_text())
+        assert facts["replay"] == {"answers": replayed.answers, "decisions": len(replayed.result.steps)}
+        assert facts["pace"] is None
+        assert facts["host_s"] > 0
+        assert facts["energy"] is None
+        assert facts["device"]["cores"] == CORES
+
+
+def test_tokens_are_the_same_whoever_serves_and_whenever(whole: Path) -> None:
+    tables = [pd.read_parquet(path / "tokens.parquet") for path in real_runs(whole / "out")]
+    sorted_ones = [table.sort_values(["request_id", "position"]).reset_index(drop=True) for table in tables]
+    assert len(sorted_ones[0]) == sum(row[2] for row in ROWS)
+    for table in sorted_ones[1:]:
+        pd.testing.assert_frame_equal(table, sorted_ones[0])
+
+
+def test_the_report_has_every_cell(whole: Path) -> None:
+    document = json.loads((whole / "out" / "report.json").read_text())
+    assert [cell["policy"].partition("(")[0] for cell in document["cells"]] == [
+        name.partition(":")[0] for name in POLICIES
+    ]
+    for cell in document["cells"]:
+        assert len(cell["real"]) == REPEATS
+        assert cell["partial"] is False
+        assert cell["rate"] == pytest.approx(5 / 0.31)
+        for side in [*cell["real"], cell["simulated"]]:
+            assert side["states"]["finished"] == len(ROWS)
+        assert len(cell["requests"]["request_id"]) == len(ROWS)
+        for statistic in cell["statistics"]:
+            if statistic["part"] == "p50":
+                assert len(statistic["runs"]) == REPEATS
+                assert statistic["measured"] > 0
+                assert statistic["simulated"] > 0
+    assert document["header"]["device"] == "cpu"
+    page = (whole / "out" / "report.html").read_text()
+    for cell in document["cells"]:
+        assert cell["policy"] in page
+
+
+def state_of(out: Path) -> dict[str, int]:
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in sorted(out.glob("runs/*/real-*/*"))}
+
+
+def test_a_validation_goes_on_where_it_stopped(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole / "out", out)
+    chunked = cells(out)["chunked"]
+    shutil.rmtree(chunked / "real-2")
+    for name in ("report.json", "report.html"):
+        (out / name).unlink()
+    before = state_of(out)
+    command = [*options(whole, out, slo_ttft=1, slo_tpot="0.05"), *policies()]
+
+    assert run([*command, "--report"]) == 0
+    assert state_of(out) == before, "a report serves nothing"
+    printed = capsys.readouterr()
+    assert f"report written to {out / 'report.html'}" in printed.err
+    assert max(map(len, printed.out.splitlines())) <= 80
+    document = json.loads((out / "report.json").read_text())
+    assert [len(cell["real"]) for cell in document["cells"]] == [1, *[REPEATS] * (len(POLICIES) - 1)]
+
+    assert run([*command, "--quiet"]) == 0
+    after = state_of(out)
+    assert {name: after[name] for name in before} == before, "what is finished stays"
+    assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {f"runs/{chunked.name}/real-2"}
+    # Fewer policies and more repeats are the same validation; anything else is not.
+    capsys.readouterr()
+    for changes, message in (({"seed": 1}, "whose seed is 0, and 1 is asked for"), ({"shrink": 2}, "whose shrink is")):
+        assert run([*options(whole, out, slo_ttft=1, slo_tpot="0.05", **changes), *policies()]) == 2
+        assert_one_line(capsys.readouterr().err, message)
+    assert state_of(out) == after
+
+
+def assert_one_line(stderr: str, message: str) -> None:
+    """One line of error that has the message, after a note where something has been kept already."""
+    *notes, line = stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert len(notes) <= 1
+    assert all(note.startswith("what is done stays in ") for note in notes)
+
+
+TRUTHFUL = """
+from dataclasses import dataclass
+from typing import ClassVar
+from policies import ChunkedPrefill
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Oracle(ChunkedPrefill):
+    name: ClassVar[str] = "oracle"
+    needs_truth: ClassVar[bool] = True
+"""
+
+REFUSED: dict[str, tuple[dict[str, str | int | None], str, str]] = {
+    "unknown device": ({"device": "tpu"}, "chunked", "device is 'tpu': input should be 'cpu' or 'cuda'"),
+    "unknown policy": ({}, "best", "unknown policy 'best'; known: "),
+    "unknown setting": ({}, "chunked:budget=3", "policy chunked has no setting 'budget'"),
+    "settings that are none": ({}, "chunked:budget_tokens=0", "budget_tokens is 0"),
+    "unknown model": ({"model": "gpt-9"}, "chunked", "unknown model 'gpt-9'"),
+    "unknown trace": ({"trace": "nothing.csv"}, "chunked", "nothing.csv: no such file"),
+    "a trace without times": ({"trace": "FILES/plain.csv"}, "chunked", "has no arrival times; give --rate"),
+    "another device's model": (
+        {"latency_model": str(ROOT / "profiler/builtin/H100.json")},
+        "chunked",
+        "H100.json is of H100, and this device is cpu; leave it out to measure this one",
+    ),
+    "other cores' model": (
+        {"latency_model": "FILES/larger.json"},
+        "chunked",
+        f"is of {CORES + 1} cores, and this process may use {CORES}; leave it out to measure these",
+    ),
+    "no model": ({"latency_model": "FILES/absent.json"}, "chunked", "absent.json does not exist"),
+    "another device's profile": (
+        {"latency_model": None, "profile": "FILES/h100"},
+        "chunked",
+        "h100 is of H100, and this device is cpu; leave it out to measure this one",
+    ),
+    "no profile": ({"latency_model": None, "profile": "FILES/absent"}, "chunked", "absent.parquet does not exist"),
+    "a profile and a model": ({"profile": "FILES/h100"}, "chunked", "a profile and a latency model are both given"),
+    "a file": ({"out": "FILES/trace.csv"}, "chunked", "trace.csv exists and is no validation; choose another --out"),
+    "a foreign folder": ({"out": "FILES"}, "chunked", "exists and is no validation; choose another --out"),
+    "nothing to report": ({"report": ""}, "chunked", "holds no run of a validation; leave --report out to begin one"),
+    "shrunk to nothing": ({"shrink": 0}, "chunked", "shrink is 0: input should be greater than or equal to 1"),
+    "no repeat": ({"repeats": 0}, "chunked", "repeats is 0: input should be greater than or equal to 1"),
+    "no slot": ({"slots": 0}, "chunked", "slots is 0: input should be greater than or equal to 1"),
+    "no time": ({"time_scale": 0}, "chunked", "time_scale is 0.0: input should be greater than 0"),
+    "a rate and a time scale": ({"rate": 3, "time_scale": 2}, "chunked", "rates replace them; give one of them"),
+    "a policy twice": ({"policy": "chunked"}, "chunked", "policy chunked is named twice; name each once"),
+    "a damaged folder": ({"model": "FILES/damaged"}, "chunked", "model.safetensors"),
+    "an empty folder": ({"model": "FILES/empty"}, "chunked", "config.json"),
+    "a policy that needs the truth": ({}, "FILES/own.py:Oracle", "policy oracle needs to know how long answers will"),
+    "more context than the model has": ({"trace": "FILES/long.csv"}, "chunked", "exceed 256 tokens, the context of"),
+    "a policy for more cores": (
+        {},
+        f"disaggregation:prefill_instances={CORES}",
+        f"needs {CORES + 1} instances, and this process may use {CORES} cores; leave it out, or take more cores",
+    ),
+    "memory": ({"slots": 10**9}, "chunked", "does not fit: weights"),
+}
+
+
+@pytest.fixture(scope="module")
+def odd(files: Path) -> Path:
+    """The folder with things in it that are refused."""
+    fit_device(cpu_profile(CORES + 1)).save(files / "larger.json")
+    rows = [
+        {"kernel": "gemm", "m": m, "n": 64, "k": 64, "sms": 132, "latency_s": 1e-5 * m, "repeats": 3, "spread": 0.01}
+        for m in (1, 2, 3)
+    ]
+    provenance = Measured(device="H100", sms=132, source="measured", origin="a test", date="2026-11-30")
+    Profile.of([{**row, "dtype": "bf16"} for row in rows], provenance).save(files / "h100")
+    untimed = trace_of(ROWS)
+    save(replace(untimed, arrival_s=None), files / "plain.csv")
+    save(trace_of([(0.0, 250, 8)]), files / "long.csv")
+    (files / "own.py").write_text(TRUTHFUL)
+    (files / "empty").mkdir()
+    (files / "damaged").mkdir()
+    shutil.copy(files / "config.json", files / "damaged")
+    (files / "damaged" / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
+    return files
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_one_line_and_status_2(
+    odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    changes, policy, message = REFUSED[what]
+    changes = {
+        name: value.replace("FILES", str(odd)) if isinstance(value, str) else value for name, value in changes.items()
+    }
+    more = ["--report"] if changes.pop("report", None) is not None else []
+    command = options(odd, **({"out": str(tmp_path / "out")} | changes))
+    assert run([*command, "--policy", policy.replace("FILES", str(odd)), *more]) == 2
+    assert_one_line(capsys.readouterr().err, message)
+    assert not list(tmp_path.glob("out/runs/*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("latency", [None, str(ROOT / "profiler/builtin/H100.json")])
+def test_cuda_where_there_is_none(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], latency: str | None
+) -> None:
+    command = options(files, tmp_path / "out", device="cuda", latency_model=latency)
+    assert run([*command, *policies("chunked")]) == 2
+    assert_one_line(capsys.readouterr().err, "CUDA")
+
+
+@pytest.mark.skipif(CORES < 2, reason="two instances need two cores")
+def test_fewer_slots_than_a_prefill_instance_comes_to_hold(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = options(files, tmp_path / "out", slots=1, rate=1000)
+    assert run([*command, *policies("disaggregation")]) == 2
+    assert_one_line(capsys.readouterr().err, "instance 0 holds 1 requests, as many as its KV cache has slots")
+
+
+@pytest.mark.usefixtures("_quick_pages")
+def test_settings_may_change_while_nothing_has_been_served(files: Path, tmp_path: Path, capsys: Any) -> None:
+    """A remedy can be followed at the same --out."""
+    out = tmp_path / "out"
+    for changes, message in (
+        ({"slots": 10**9}, "does not fit"),
+        ({"latency_model": files / "absent.json"}, "absent.json does not exist"),
+        ({"model": "gpt-9"}, "unknown model"),
+    ):
+        assert run([*options(files, out, **changes), *policies("chunked")]) == 2
+        assert_one_line(capsys.readouterr().err, message)
+    # What was measured for one model is of no use to another.
+    (out / "profile.journal.jsonl").write_text("")
+    assert run([*options(files, out, model="tiny"), *policies("chunked")]) == 2
+    assert_one_line(capsys.readouterr().err, "holds a validation whose model is")
+
+
+def started(command: list[str]) -> subprocess.Popen[str]:
+    """The command in a process group of its own."""
+    script = "from cli.main import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """Ctrl-C, as a terminal sends it to all of the group; what was said on stderr."""
+    os.killpg(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert stderr.splitlines()[-1] == "interrupted"
+    limit = time.monotonic() + 30
+    while left := group(process.pid):
+        assert time.monotonic() < limit, f"{left} are orphans"
+        time.sleep(0.05)
+    return stderr
+
+
+def group(number: int) -> list[str]:
+    """Processes of the group; a zombie, which waits for its parent alone, is none."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, itself = path.read_text().rpartition(")")[2].split()[:3]
+            if int(itself) == number and state not in "ZX":
+                found.append(path.parent.name)
+    return found
+
+
+def until(true: Any, process: subprocess.Popen[str]) -> None:
+    limit = time.monotonic() + 60
+    while not true():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+@pytest.mark.usefixtures("_quick_pages")
+def test_ctrl_c_at_any_time_and_the_same_command_again(files: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [*options(files, out, repeats=1, time_scale=3), *policies("chunked")]
+    process = started(command)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    # The second, after one that Python has for itself: a lane that is still loading.
+    until(lambda: len(children.read_text().split()) > 1, process)
+    interrupted(process)
+
+    process = started(command)
+    real = out / "runs" / "chunked-recorded" / "real-1"
+    recording = recording_of(real)
+    until(lambda: recording.exists() and recording.read_text().count('"done"') > 20, process)
+    assert f"what is done stays in {out}; the same command goes on" in interrupted(process)
+    assert not recording.exists()
+    assert not finished(real)
+    part = load_run(real)
+    assert 20 < len(part.steps) < sum(row[2] for row in ROWS)
+
+    assert run([*command, "--quiet"]) == 0
+    assert finished(real)
+    assert len(load_run(real).steps) > len(part.steps)
