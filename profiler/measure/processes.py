@@ -25,6 +25,9 @@ def settle(cores: Sequence[int]) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
+    # A thread that waits for its team spins for milliseconds by default. Beside another lane or program on its core, the
+    # one it waits for then gets no core meanwhile, and a kernel takes ten times as long.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     import torch
 
     torch.set_num_threads(len(cores))
