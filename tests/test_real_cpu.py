@@ -213,16 +213,16 @@ def serve_and_die(config: str, target: str) -> None:
 
 
 def test_a_killed_parent_leaves_no_process_and_what_had_finished(twin: Twin, tmp_path: Path) -> None:
-    label, changes = ("disaggregation", {"instance_sms": 1}) if CORES > 1 else ("chunked", {})
-    ready, layout = twin.prepared(label, ROWS[:3], **changes), Layout(tmp_path / "out")
-    config, target = tmp_path / "config.json", layout.cell(label, None) / "real-1"
+    changes = {"instances": 2, "instance_sms": 1} if CORES > 1 else {}
+    ready, layout = twin.prepared("chunked", ROWS[:3], **changes), Layout(tmp_path / "out")
+    config, target = tmp_path / "config.json", layout.cell("chunked", None) / "real-1"
     config.write_text(ready.config.model_dump_json())
     script = "import sys; from tests.test_real_cpu import serve_and_die; serve_and_die(*sys.argv[1:])"
     command = [sys.executable, "-c", script, str(config), str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     pids = json.loads(done.stdout)
-    assert len(pids) == (3 if CORES > 1 else 1)
+    assert len(pids) == ready.config.instances
     limit = time.monotonic() + 30
     while alive := [pid for pid in pids if running(pid)]:
         assert time.monotonic() < limit, f"{alive} are orphans"
