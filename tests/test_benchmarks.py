@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tarfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_profile, speed, theory, whole_traces, workloads
+from benchmarks import speed, theory, whole_traces, workloads
 from traces import poisson, workload
 
 REQUESTS = 300
@@ -203,31 +202,3 @@ def test_theory_fails_where_an_interval_lies_elsewhere(
     with pytest.raises(SystemExit) as status:
         theory.main(["--replications", "1"])
     assert status.value.code == 2
-
-
-MEASURING = """
-import pathlib, sys, time
-out = sys.argv[sys.argv.index("--out") + 1]
-pathlib.Path(out + ".journal.jsonl").write_text("points")
-print(" ".join(sys.argv[1:6]), flush=True)
-time.sleep(60)
-"""
-
-
-def test_a_gpu_that_runs_out_of_time_leaves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_profile, "COMMAND", MEASURING)
-    monkeypatch.setattr(gpu_profile, "RECOVER", "print('recovered')")
-    monkeypatch.setattr(gpu_profile, "GRACE_S", 0.0)
-    out = tmp_path / "gpu.tar"
-    assert gpu_profile.main(["--out", str(out), "--limit-s", "0.5", "--device", "cpu", "--model", "tiny"]) == 124
-    with tarfile.open(out) as tar:
-        assert tar.getnames() == ["log.txt", "profile.journal.jsonl"]
-        log = tar.extractfile("log.txt")
-        assert log is not None
-        assert log.read().decode() == "profile --device cpu --model tiny\nrecovered\n"
-
-
-def test_a_folder_without_wheels_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        gpu_profile.main(["--out", str(tmp_path / "x.tar"), "--wheels", str(tmp_path)])
-    assert f"--wheels {tmp_path} holds no wheel" in capsys.readouterr().err
