@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from policies.api import LINK
+from policies.api import LINK, Policy
 from real.lanes import Lanes
 from real.model import RunnableModel
 from real.plan import Contestant
@@ -77,12 +77,15 @@ class CudaMachine:
 
     def lanes(self, contestant: Contestant) -> Lanes:
         """Lanes that are ready for the policy. Raises ValueError and DeviceError where they cannot be had."""
+        from profiler.measure.shares_cuda import cuda_runtime
         from real.cuda import CudaLanes
 
         if self._open is None:
+            whole = cuda_runtime().properties.multi_processor_count
             self._open = CudaLanes(
                 self._model,
                 lanes=_widest([one.lanes for one in self._contestants]),
+                splits=split_sizes([one.policy for one in self._contestants], whole),
                 slots=self._slots,
                 slot_tokens=self._slot_tokens,
                 launch_tokens=LAUNCH_TOKENS,
@@ -101,6 +104,21 @@ class CudaMachine:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+
+def split_sizes(contestants: Sequence[Policy], sms: int) -> list[int] | None:
+    """SMs that the decode lane of a device of ``sms`` is asked for: what each policy moves by or is fixed to.
+
+    None where no policy says so; lanes then choose.
+    """
+    sizes: set[int] = set()
+    for policy in contestants:
+        step, fixed = getattr(policy, "sm_step", None), getattr(policy, "decode_sms", None)
+        if step is not None:
+            sizes.update(range(step, sms - step + 1, step))
+        if fixed is not None and fixed < sms:
+            sizes.add(fixed)
+    return sorted(sizes) or None
 
 
 def _widest(found: Sequence[Sequence[Sequence[str]]]) -> list[Sequence[str]]:
