@@ -49,7 +49,7 @@ class Layout:
         return self.out / "warm" / _plain(label)
 
     def begin(self, plan: Plan) -> None:
-        """Makes the directory, or goes on with one of the same plan.
+        """Makes the directory, or goes on with one of the same plan. A latency model may lie there already.
 
         Raises ValueError for a directory that holds something else, or a plan with other settings.
         """
@@ -64,7 +64,7 @@ class Layout:
                         f"{self.out} holds a validation whose {name} is {theirs!r}, and {mine!r} is asked for; give "
                         f"the same, or another --out"
                     )
-        elif self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+        elif self.out.exists() and (not self.out.is_dir() or any(path != self.model for path in self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is no validation; choose another --out")
         self.out.mkdir(parents=True, exist_ok=True)
         write_json(self.plan, plan.model_dump(mode="json"))
