@@ -33,13 +33,17 @@ import typer
 
 from cli.main import app
 from policies import POLICIES, ROUTERS, SLO, load
+from real.plan import Plan
 from sim.config import PolicySettings, RunConfig, read_json
 from sim.metrics import summarise
 from sim.rundir import write_run
 from sim.simulate import measure, prepare
 from sim.sweep import load_results, run_sweep
 from sim.sweep_spec import SweepSpec, cells
+from tests.test_real_validation import real_runs, whole
 from tests.toys import serve
+
+__all__ = ["whole"]
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -277,6 +281,23 @@ def test_every_key_and_column_of_a_sweep_is_described(tmp_path: Path) -> None:
     columns = {name: [column for column in row if re.fullmatch(form, column)] for name, form in described.items()}
     assert [name for name, found in columns.items() if not found] == ["rejected_REASON"]
     assert set(row) == {column for found in columns.values() for column in found}
+
+
+def test_every_key_and_column_of_a_validation_is_described(whole: Path) -> None:
+    plan, report = (read_json(whole / "out" / name) for name in ("plan.json", "report.json"))
+    assert list(rows("docs/files.md", "plan.json")) == list(plan) == list(Plan.model_fields)
+    assert list(rows("docs/files.md", "report.json")) == [*report, *report["cells"][0]]
+    for run in real_runs(whole / "out"):
+        assert list(rows("docs/files.md", "real.json")) == list(read_json(run / "real.json"))
+        for name in ("launches.parquet", "tokens.parquet"):
+            assert list(rows("docs/files.md", name)) == pq.read_schema(run / name).names
+
+
+def test_every_line_of_a_recording_is_described(whole: Path) -> None:
+    described = {kind: len(CODE.findall(cells[0])) for kind, cells in rows("docs/files.md", "answers.jsonl").items()}
+    for run in real_runs(whole / "out"):
+        lines = [json.loads(line) for line in (run / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert {kind: len(others) for kind, *others in lines} == described
 
 
 def rewrite(document: Path) -> None:
