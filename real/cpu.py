@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from policies.api import LINK
-from profiler.measure.processes import Failed, Handle
+from profiler.measure.processes import Failed, Handle, waited_s
 from profiler.measure.shares_cpu import cpu_shares, machine
 from profiler.measure.transformer import KVCache
 from profiler.specs import ModelSpec
@@ -100,6 +100,10 @@ class CpuLanes:
             elif timeout_s is not None:
                 time.sleep(timeout_s)
         return self._finished.popleft() if self._finished else None
+
+    def waited_s(self) -> float:
+        """Seconds that threads of all lanes have been ready without a core: for each other, or for other programs."""
+        return sum(waited_s(handle.process.pid) for handle, _ in self._handles.values())
 
     def close(self) -> None:
         for handle, _ in self._handles.values():

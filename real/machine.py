@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from real.model import RunnableModel
 from real.plan import Contestant
 
 if TYPE_CHECKING:
+    from real.cpu import CpuLanes
     from real.cuda import CudaLanes
 
 LAUNCH_TOKENS = 16384
@@ -26,7 +28,7 @@ class CpuMachine:
 
     def __init__(self, model: RunnableModel, *, slots: int, slot_tokens: int) -> None:
         self._model, self._slots, self._slot_tokens = model, slots, slot_tokens
-        self._open: dict[str, Lanes] = {}
+        self._open: dict[str, CpuLanes] = {}
 
     def lanes(self, contestant: Contestant) -> Lanes:
         """Lanes that are ready for the policy. Raises ValueError where there are too few cores or too little memory."""
@@ -48,6 +50,11 @@ class CpuMachine:
     def gpus(self) -> tuple[str, ...]:
         """NVML's names of what draws power here: nothing that it knows."""
         return ()
+
+    def waited_s(self) -> float | None:
+        """Seconds that threads of lanes have been ready without a core so far, None where the system does not tell."""
+        waited = sum(lanes.waited_s() for lanes in self._open.values())
+        return None if math.isnan(waited) else waited
 
     def close(self) -> None:
         """Ends all processes."""
@@ -98,6 +105,10 @@ class CudaMachine:
     def gpus(self) -> tuple[str, ...]:
         """NVML's names of the GPUs in use."""
         return () if self._open is None else self._open.uuids
+
+    def waited_s(self) -> float | None:
+        """A GPU's lanes wait for no core."""
+        return None
 
     def close(self) -> None:
         """Frees the GPUs."""

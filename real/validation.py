@@ -132,13 +132,13 @@ class Validation:
                 "temperature": self.plan.temperature,
             }
             where = f"{who.label}{'' if rate is None else f' at {rate:g} req/s'}"
-            with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin, self._energy(machine) as energy:
+            with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin, self._drawn(machine) as drawn:
                 serve(
                     prepared,
                     lanes,
                     self.layout.cell(who.label, rate) / f"real-{repeat}",
                     facts=facts,
-                    afterwards=energy,
+                    afterwards=drawn,
                     temperature=self.plan.temperature,
                     progress=_requests(begin(len(self.trace))),
                 )
@@ -151,14 +151,19 @@ class Validation:
         return outside_s(served)
 
     @contextmanager
-    def _energy(self, machine: Machine) -> Iterator[Any]:
-        """Gives a function that says what was drawn until it is asked."""
+    def _drawn(self, machine: Machine) -> Iterator[Any]:
+        """Gives a function that says what was drawn, and for how long lanes had no core, until it is asked."""
+        waited_s = machine.waited_s()
         samplers = [PowerSampler(gpu).start() for gpu in machine.gpus()]
 
         def summary() -> Mapping[str, Any]:
             for sampler in samplers:
                 sampler.stop()
-            return {"energy": [sampler.summary() for sampler in samplers] or None}
+            now_s = machine.waited_s()
+            return {
+                "energy": [sampler.summary() for sampler in samplers] or None,
+                "waited_s": None if now_s is None or waited_s is None else now_s - waited_s,
+            }
 
         try:
             yield summary

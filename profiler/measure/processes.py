@@ -25,21 +25,23 @@ def settle(cores: Sequence[int]) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
-    # A thread that waits for its team spins for milliseconds by default. Beside another lane or program on its core, the
-    # one it waits for then gets no core meanwhile, and a kernel takes ten times as long.
+    # A thread that waits for its team spins for milliseconds by default. Beside another lane or program, the one it
+    # waits for then gets no core meanwhile, and a kernel takes ten times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     import torch
 
     torch.set_num_threads(len(cores))
 
 
-def waited_s() -> float:
-    """Seconds that this process's threads have been ready to run without a core, all together; NaN where unknown.
+def waited_s(process: int | None = None) -> float:
+    """Seconds that a process's threads have been ready to run without a core, all together; NaN where unknown.
 
-    Linux counts them a thread. What another program takes shows here at once, whatever the threads do meanwhile.
+    Of this process by default. Linux counts them a thread: what another program takes shows here, whatever the threads
+    do meanwhile.
     """
     try:
-        tasks = [path.read_text().split() for path in Path("/proc/self/task").glob("*/schedstat")]
+        threads = Path(f"/proc/{process or 'self'}/task")
+        tasks = [path.read_text().split() for path in threads.glob("*/schedstat")]
     except OSError:
         # A thread has just ended.
         return float("nan")

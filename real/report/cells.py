@@ -212,8 +212,15 @@ def _runs(comparison: Comparison) -> Markup:
     rows = []
     for name, side in named:
         states = [str(int((side.run.records.state == state).sum())) for state in range(len(STATES))]
-        rows.append((name, "to its end" if side.finished else "cut off", *states, str(len(side.run.steps))))
-    return table(("run", "ran", *STATES, "steps"), rows, left=2)
+        waited_s = side.facts.get("waited_s")
+        without = DASH if waited_s is None else f"{seconds(waited_s)} ({percent(waited_s / side.run_s)})"
+        rows.append((name, "to its end" if side.finished else "cut off", *states, str(len(side.run.steps)), without))
+    note = (
+        "Without a core: threads of the lanes that could have run, held up by each other, the loop or other programs."
+    )
+    return joined(
+        [table(("run", "ran", *STATES, "steps", "without a core"), rows, left=2), tag("p", note, class_="note")]
+    )
 
 
 def _energy(sides: tuple[Side, ...]) -> Iterator[Markup]:
