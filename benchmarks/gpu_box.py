@@ -27,12 +27,16 @@ PATIENCE_S = 15.0
 """What a process that was told to end may take to keep what it has."""
 
 BUNDLE_BYTES = 12 << 20
-"""The most that recordings may bring a tar to; the rest is far smaller."""
+"""The most that files of single runs may bring a tar to."""
 
 RECORDING = "answers.jsonl"
 LOG = "log.txt"
 BULLETSIM = ("-c", "from cli.main import main; main()")
 """The command, installed or not."""
+
+
+Limits = Sequence[Callable[[], float]]
+"""Seconds that a process may take, asked for one after the other."""
 
 
 class Told(Exception):
@@ -55,8 +59,8 @@ class Box:
     environment: of the stages' processes. deadline: of ``time.monotonic``, for all of it.
     """
 
-    def __init__(self, out: Path, deadline: float, environment: Mapping[str, str]) -> None:
-        self.out, self.folder, self.deadline = out, folder_of(out), deadline
+    def __init__(self, out: Path, folder: Path, deadline: float, environment: Mapping[str, str]) -> None:
+        self.out, self.folder, self.deadline = out, folder, deadline
         self.environment = dict(environment)
         self.stages: list[Stage] = []
         self.before_packing: Callable[[], object] = lambda: None
@@ -65,12 +69,23 @@ class Box:
         """Seconds until the deadline, less a reserve; 0 where there are none."""
         return max(0.0, self.deadline - reserve_s - time.monotonic())
 
-    def run(self, name: str, command: Sequence[str], limit_s: float, out: Path | None = None) -> Stage:
-        """A stage: Python with ``command``. What it prints goes to the log, standard output to ``out`` if given."""
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        limit_s: float,
+        out: Path | None = None,
+        more_s: Callable[[], float] = lambda: 0.0,
+    ) -> Stage:
+        """A stage: Python with ``command``. What it prints goes to the log, standard output to ``out`` if given.
+
+        ``more_s`` is asked at the limit for how much longer it may go on.
+        """
         print(f"{name}, at most {limit_s:.0f} s", flush=True)
         begun, log = time.monotonic(), self.folder / LOG
         try:
-            code = _logged([sys.executable, *command], self.environment, limit_s, log, out)
+            limits = (lambda: limit_s, more_s)
+            code = _logged([sys.executable, *command], self.environment, limits, log, out)
         except Told:
             self.stages.append(Stage(name, "cut off", time.monotonic() - begun, limit_s, "told to end"))
             raise
@@ -100,12 +115,14 @@ def opened(options: argparse.Namespace) -> Iterator[Box]:
 
     SIGTERM and Ctrl-C end it with a line, not with an exception. Raises OSError where nothing can be written.
     """
-    folder_of(options.out).mkdir(parents=True, exist_ok=True)
+    folder = folder_of(options)
+    for place in (folder, options.out.resolve().parent):
+        place.mkdir(parents=True, exist_ok=True)
     # Also where a shell started this with Ctrl-C ignored: by that stages are told to end.
     before = [(number, signal.signal(number, _told)) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         with tempfile.TemporaryDirectory() as site:
-            box = Box(options.out, time.monotonic() + options.limit_s, _environment(Path(site)))
+            box = Box(options.out, folder, time.monotonic() + options.limit_s, _environment(Path(site)))
             _register(Path(site))
             try:
                 if options.wheels:
@@ -126,7 +143,8 @@ def add_options(parser: argparse.ArgumentParser, limit_s: float) -> None:
     """What every such script is told."""
     parser.add_argument("--wheels", type=Path, help="a folder of wheels to install into a temporary place")
     parser.add_argument("--limit-s", type=float, default=limit_s, help="seconds for all of it (default %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="the tar to write; a folder of its name is left beside")
+    parser.add_argument("--out", type=Path, required=True, help="the tar to write")
+    parser.add_argument("--folder", type=Path, help="of what it is made of (default: beside it, by its name)")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--model", default="Llama-3.1-8B")
 
@@ -143,28 +161,37 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error(f"--out {options.out} is a folder; name a tar")
 
 
-def folder_of(out: Path) -> Path:
-    """The folder that becomes the tar ``out``: its name without .tar or .tar.gz, beside it."""
-    whole = out.resolve()
+def folder_of(options: argparse.Namespace) -> Path:
+    """The folder that becomes the tar: the one given, else the tar's name without .tar or .tar.gz, beside it."""
+    if options.folder is not None:
+        return Path(options.folder).resolve()
+    whole = Path(options.out).resolve()
     return whole.with_name(whole.name.partition(".tar")[0])
 
 
 def pack(folder: Path, out: Path) -> None:
-    """Writes the tar, or replaces it: all files but hidden ones, recordings as far as they fit, the smaller first."""
-    files = [path for path in folder.rglob("*") if path.is_file() and not _hidden(path.relative_to(folder))]
-    recordings = {path for path in files if path.name == RECORDING}
+    """Writes the tar, or replaces it, with all files but hidden ones, as far as they fit.
+
+    Those in the folder, or one below, in any case; then those of single runs, and their recordings last.
+    """
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    files = {path: (folder / path).stat().st_size for path in paths if not _hidden(path)}
     partial = out.with_name(f".{out.name}.partial")
-    taken, left_out = 0, []
+    taken = left_out = 0
     with tarfile.open(partial, "w:gz" if out.suffix == ".gz" else "w") as tar:
-        for path in sorted(files, key=lambda path: (path in recordings, path.stat().st_size, str(path))):
-            taken += path.stat().st_size
-            if path in recordings and taken > BUNDLE_BYTES:
-                left_out.append(str(path.relative_to(folder)))
+        for path in sorted(files, key=lambda path: (_rank(path), files[path], str(path))):
+            if _rank(path) and taken + files[path] > BUNDLE_BYTES:
+                left_out += 1
                 continue
-            tar.add(path, arcname=str(path.relative_to(folder)))
+            taken += files[path]
+            tar.add(folder / path, arcname=str(path))
     partial.replace(out)
     if left_out:
-        print(f"  left out of {out.name}: {', '.join(left_out)}", flush=True)
+        print(f"  {left_out} files left out of {out.name}, which are in {folder}", flush=True)
+
+
+def _rank(path: Path) -> int:
+    return 2 if path.name == RECORDING else int(len(path.parts) > 2)
 
 
 def _hidden(path: Path) -> bool:
@@ -189,24 +216,25 @@ def _register(site: Path) -> None:
 
 
 def _logged(
-    command: list[str], environment: Mapping[str, str], limit_s: float, log: Path, out: Path | None
+    command: list[str], environment: Mapping[str, str], limits: Limits, log: Path, out: Path | None
 ) -> int | None:
     with ExitStack() as files:
         errors = files.enter_context(log.open("a", encoding="utf-8"))
         errors.write(f"\n== {' '.join(command[1:])}\n")
         errors.flush()
         printed = files.enter_context(out.open("w", encoding="utf-8")) if out else errors
-        return _ended(command, environment, limit_s, printed, errors)
+        return _ended(command, environment, limits, printed, errors)
 
 
 def _ended(
-    command: list[str], environment: Mapping[str, str], limit_s: float, out: IO[str], log: IO[str]
+    command: list[str], environment: Mapping[str, str], limits: Limits, out: IO[str], log: IO[str]
 ) -> int | None:
-    """The exit status of a command; None where it was told to end at its limit."""
+    """The exit status of a command; None where it was told to end, all its limits after each other over."""
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=log, process_group=0)
     try:
-        return int(process.wait(max(0.1, limit_s)))
-    except subprocess.TimeoutExpired:
+        for limit_s in limits:
+            with suppress(subprocess.TimeoutExpired):
+                return int(process.wait(max(0.1, limit_s())))
         return None
     finally:
         _end(process)

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     with opened(options) as box:
         found = box
         _all(options, box)
-    print((folder_of(options.out) / LOG).read_text(encoding="utf-8")[-4000:])
+    print((folder_of(options) / LOG).read_text(encoding="utf-8")[-4000:])
     return int(found is None or any(stage.status != "ok" for stage in found.stages))
 
 

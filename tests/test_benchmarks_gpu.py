@@ -29,7 +29,9 @@ def test_a_gpu_that_runs_out_of_time_leaves_what_it_has(tmp_path: Path, monkeypa
     monkeypatch.setattr(gpu_profile, "RECOVER", "print('recovered')")
     monkeypatch.setattr(gpu_profile, "GRACE_S", 1.0)
     out = tmp_path / "gpu.tar"
-    assert gpu_profile.main(["--out", str(out), "--limit-s", "0.5", "--device", "cpu", "--model", "tiny"]) == 1
+    command = ["--out", str(out), "--folder", str(tmp_path / "files"), "--device", "cpu", "--model", "tiny"]
+    assert gpu_profile.main([*command, "--limit-s", "0.5"]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["files", "gpu.tar"]
     with tarfile.open(out) as tar:
         assert sorted(tar.getnames()) == ["log.txt", "profile.journal.jsonl"]
         log = tar.extractfile("log.txt")
@@ -61,6 +63,11 @@ if stage == "validate":
     (out / "runs" / "chunked-2" / "real-1").mkdir(parents=True, exist_ok=True)
     (out / "runs" / "chunked-2" / "real-1" / "answers.jsonl").write_text("answers")
     (out / "options.json").write_text(json.dumps(options))
+if trouble == "reports for long":
+    for number in range(4 * 2 * 2):
+        (out / "runs" / "a" / f"real-{number}").mkdir(parents=True)
+        (out / "runs" / "a" / f"real-{number}" / "real.json").write_text("{}")
+    time.sleep(1.5)
 if trouble == "hangs":
     time.sleep(600)
 if trouble == "hears nothing":
@@ -144,6 +151,12 @@ def test_a_stage_that_hangs_is_cut_off_and_the_others_run(check: Callable[..., C
     assert found.files["summary.txt"].decode().startswith("gpu_check on cuda\n\nstage")
 
 
+def test_a_validation_that_is_at_its_report_may_end_it(check: Callable[..., Checked]) -> None:
+    found = check("validate", "reports for long", part=0.01)
+    assert found.status == 0
+    assert list(found.stages)[-1] == "validate"
+
+
 @pytest.mark.parametrize(
     ("trouble", "status", "note"),
     [
@@ -198,15 +211,25 @@ def test_options_of_a_check_that_cannot_be(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_recordings_that_are_too_large_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_bundle_has_no_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_box, "BUNDLE_BYTES", 100)
     folder = tmp_path / "check"
-    for name, size in (("a/answers.jsonl", 90), ("b/answers.jsonl", 30), ("report.json", 60), (".hidden/x", 1)):
+    sizes = {
+        "report.json": 60,
+        "runs/report.html": 10,
+        "runs/a/steps.parquet": 12,
+        "runs/b/steps.parquet": 50,
+        "runs/a/answers.jsonl": 3,
+        "runs/b/answers.jsonl": 20,
+        ".hidden/x": 1,
+    }
+    for name, size in sizes.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"x" * size)
-    gpu_box.pack(folder, tmp_path / "check.tar")
-    with tarfile.open(tmp_path / "check.tar") as tar:
-        assert tar.getnames() == ["report.json", "b/answers.jsonl"]
+    out = tmp_path / "check.tar.gz"
+    gpu_box.pack(folder, out)
+    with tarfile.open(out, "r:gz") as tar:
+        assert tar.getnames() == ["runs/report.html", "report.json", "runs/a/steps.parquet", "runs/a/answers.jsonl"]
 
 
 def statistic(metric: str, part: str, simulated: float, measured: float) -> dict[str, object]:
