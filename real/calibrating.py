@@ -37,7 +37,13 @@ def calibrated(plan: Plan, layout: Layout, teller: Teller) -> Calibrated:
         return Calibrated(model, path, None)
     profile = _profile(plan, layout, teller)
     _check_device(plan, plan.profile or str(layout.profile), profile.provenance.device, profile.provenance.sms)
-    return Calibrated(_fitted(profile, layout, teller), layout.model, profile)
+    return Calibrated(_fitted(plan, profile, layout, teller), layout.model, profile)
+
+
+def known(plan: Plan, layout: Layout) -> Calibrated:
+    """What a validation was made with, wherever the device is now. Raises ValueError where that is gone."""
+    path = layout.model if plan.latency is None else Path(plan.latency)
+    return Calibrated(load_calibration(path), path, None)
 
 
 def _profile(plan: Plan, layout: Layout, teller: Teller) -> Profile:
@@ -51,11 +57,15 @@ def _profile(plan: Plan, layout: Layout, teller: Teller) -> Profile:
         return measure(settings, begin).profile
 
 
-def _fitted(profile: Profile, layout: Layout, teller: Teller) -> DeviceCalibration:
+def _fitted(plan: Plan, profile: Profile, layout: Layout, teller: Teller) -> DeviceCalibration:
     if layout.model.exists():
-        known = load_calibration(layout.model)
-        if known.provenance.get("rows_sha256") == profile.provenance.rows_sha256:
-            return known
+        there = load_calibration(layout.model)
+        if there.provenance.get("rows_sha256") != profile.provenance.rows_sha256:
+            raise ValueError(
+                f"{layout.model} is not fitted to {plan.profile or layout.profile}; remove it to have one fitted, or "
+                f"give it by --latency-model"
+            )
+        return there
     with teller.stage("fitting") as begin:
         found = fit_with_errors(
             profile, keep_points=True, quick=True, progress=begin(fitting_steps(profile, quick=True))

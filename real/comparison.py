@@ -62,11 +62,6 @@ class Side:
         """Whether the run came to its end."""
         return bool(self.facts.get("finished", True))
 
-    @property
-    def run_s(self) -> float:
-        """Seconds until its last step ended."""
-        return float(self.run.steps.end_s.max(initial=0.0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cell:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -36,11 +35,11 @@ def contestant(entry: PolicyEntry, plan: Plan, device: DeviceSpec, slots: int) -
     instances = policy.fewest_instances
     sms = None
     if plan.device == "cpu" and instances > 1:
-        sms = len(os.sched_getaffinity(0)) // instances
+        sms = device.sms // instances
         if not sms:
             raise ValueError(
-                f"policy {entry.shown} needs {instances} instances, and this process may use "
-                f"{len(os.sched_getaffinity(0))} cores; leave it out, or take more cores"
+                f"policy {entry.shown} needs {instances} instances, and there are {device.sms} cores; leave it out, or "
+                f"take more cores"
             )
     settled = PolicySettings(name=entry.name, settings=settings)
     return Contestant(entry.shown, settled, policy, instances, sms)

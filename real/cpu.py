@@ -64,7 +64,7 @@ class CpuLanes:
         if (needed := len(lanes) * cores_each) > len(cores):
             raise ValueError(
                 f"{len(lanes)} instances of {cores_each} cores need {needed}, and this process may use {len(cores)}; "
-                f"give each fewer by --instance-sms, or take a policy of fewer instances"
+                f"take a policy of fewer instances, or more cores"
             )
         self._handles: dict[Connection, tuple[Handle, Job | None]] = {}
         self._finished: deque[Done] = deque()

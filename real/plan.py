@@ -22,7 +22,7 @@ class Plan(Settings):
     rates: requests a second over all instances; empty keeps the trace's own times, stretched by ``time_scale``.
     shrink: lengths are divided by it. repeats: real runs of each policy and rate.
     slots: requests whose KV an instance may hold. profile, latency: a measured profile, or a latency model, to use in
-        place of measuring; ``latency`` may be ``roofline`` on a CPU. quick: measure the coarse grid only.
+        place of measuring. quick: measure the coarse grid only.
     temperature: of sampling; 0 takes the likeliest token.
     """
 

@@ -25,7 +25,7 @@ import numpy as np
 from scipy.stats import trim_mean
 
 import policies
-from real.calibrating import Calibrated, calibrated
+from real.calibrating import Calibrated, calibrated, known
 from real.comparison import Cell, load_side
 from real.configs import Setting, contestant
 from real.launches import HOST_PARTS
@@ -90,7 +90,7 @@ class Validation:
         if not self.layout.rescue() and not any(self.layout.out.glob(f"runs/*/real-*/{FACTS}")):
             raise ValueError(f"{self.layout.out} holds no run of a validation; leave --report out to begin one")
         self.layout.begin(self.plan)
-        found = calibrated(self.plan, self.layout, self.teller)
+        found = known(self.plan, self.layout)
         setting, everyone = self._settled(found)
         return self._report(everyone, setting, found)
 
@@ -160,8 +160,9 @@ class Validation:
             for sampler in samplers:
                 sampler.stop()
             now_s = machine.waited_s()
+            energy = [found for sampler in samplers if (found := sampler.summary()) is not None]
             return {
-                "energy": [sampler.summary() for sampler in samplers] or None,
+                "energy": energy or None,
                 "waited_s": None if now_s is None or waited_s is None else now_s - waited_s,
             }
 
@@ -182,9 +183,9 @@ class Validation:
         runs = self.layout.real(folder)
         if not runs:
             return None
-        known = [read_json(run / FACTS) for run in runs]
-        host_s = median(facts["host_s"] for facts in known)
-        prepared = prepare(setting.config(who, rate, host_s, _median_pace([facts["pace"] for facts in known])))
+        said = [read_json(run / FACTS) for run in runs]
+        host_s = median(facts["host_s"] for facts in said)
+        prepared = prepare(setting.config(who, rate, host_s, _median_pace([facts["pace"] for facts in said])))
         result = prepared.run()
         config = prepared.config
         metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())

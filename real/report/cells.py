@@ -213,13 +213,9 @@ def _runs(comparison: Comparison) -> Markup:
     for name, side in named:
         states = [str(int((side.run.records.state == state).sum())) for state in range(len(STATES))]
         waited_s = side.facts.get("waited_s")
-        without = DASH
-        if waited_s is not None and side.run_s:
-            without = f"{seconds(waited_s)} ({percent(waited_s / side.run_s)})"
+        without = DASH if waited_s is None else seconds(waited_s)
         rows.append((name, "to its end" if side.finished else "cut off", *states, str(len(side.run.steps)), without))
-    note = (
-        "Without a core: threads of the lanes that could have run, held up by each other, the loop or other programs."
-    )
+    note = "Without a core: all threads of the lanes together, held up by each other, the loop or other programs."
     return joined(
         [table(("run", "ran", *STATES, "steps", "without a core"), rows, left=2), tag("p", note, class_="note")]
     )
