@@ -31,7 +31,7 @@ from real import serving, validation
 from real.executor import DeviceExecutor
 from real.launches import load_launches
 from real.layout import finished
-from real.model import RunnableModel
+from real.machine import CpuMachine
 from real.plan import Contestant
 from real.report.markup import Markup
 from real.serving import recording_of, replay
@@ -82,24 +82,19 @@ def _quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes without processes, on their own clock."""
 
-    class Machine:
-        def __init__(self, model: RunnableModel, *, slots: int, slot_tokens: int) -> None:
-            self.model, self.sizes = model, {"slots": slots, "slot_tokens": slot_tokens}
-
+    class Machine(CpuMachine):
         def lanes(self, who: Contestant) -> InlineLanes:
-            model = self.model
-            weights = model.weights(torch.device("cpu"), torch.float32)
-            lanes = InlineLanes(
-                model.spec, weights, model.numerics, lanes=who.lanes, seconds=lambda job: 0.003, **self.sizes
-            )
+            lanes = made[who.label] = made.get(who.label) or self.made(who)
             monkeypatch.setattr(serving, "DeviceExecutor", partial(DeviceExecutor, clock=lanes.clock))
             return lanes
 
-        def gpus(self) -> tuple[str, ...]:
-            return ()
+        def made(self, who: Contestant) -> InlineLanes:
+            model = self._model
+            weights = model.weights(torch.device("cpu"), torch.float32)
+            sizes: dict[str, Any] = {"slots": self._slots, "slot_tokens": self._slot_tokens}
+            return InlineLanes(model.spec, weights, model.numerics, lanes=who.lanes, seconds=lambda job: 0.003, **sizes)
 
-        def close(self) -> None: ...
-
+    made: dict[str, InlineLanes] = {}
     monkeypatch.setattr(validation, "CpuMachine", Machine)
 
 
@@ -409,6 +404,16 @@ def test_settings_may_change_while_nothing_has_been_served(files: Path, tmp_path
     (out / "profile.journal.jsonl").write_text("")
     assert run([*options(files, out, model="tiny"), *policies("chunked")]) == 2
     assert_one_line(capsys.readouterr().err, "holds a validation whose model is")
+
+
+@pytest.mark.usefixtures("_quick_pages", "_in_this_process")
+@pytest.mark.parametrize("changes", [{"until": 0.05}, {"until": 1e-4}, {"rate": 1e-3}, {"requests": 1}], ids=str)
+def test_runs_that_are_stopped_slow_or_of_one_request(files: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    out = tmp_path / "out"
+    assert run([*options(files, out, **changes), *policies("bullet:layers_per_step=1"), "--quiet"]) == 0
+    (cell,) = json.loads((out / "report.json").read_text())["cells"]
+    assert len(cell["real"]) == REPEATS
+    assert all(finished(path) for path in out.glob("runs/*/real-*"))
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
