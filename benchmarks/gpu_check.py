@@ -74,7 +74,7 @@ SIZES = {
         slots=128,
         simulated=600,
         rates=(25.0, 50.0, 65.0),
-        limits={"tests": 0.11, "shares": 0.06, "profile": 0.33, "fit": 0.08, "efficiency": 0.04, "rates": 0.05}
+        limits={"tests": 0.11, "shares": 0.06, "profile": 0.3, "fit": 0.08, "efficiency": 0.04, "rates": 0.05}
         | {"report": 0.11},
     ),
     "cpu": Sizes(

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from benchmarks import efficiency, gpu_box, gpu_check, gpu_profile, gpu_rates, gpu_shares, gpu_summary
+from profiler.measure import shares_cuda
+from profiler.measure.green import asked
 from real.lanes import Batch, Done, Job
+from tests.fake_cuda import SPEC, LaneRuntime, lane_opener
+from tests.test_measure_cuda import FakeDriver
 from tests.toys import cpu_profile
 
 MEASURING = """
@@ -336,6 +342,40 @@ def test_lanes_that_take_turns_do_not_overlap(turns: bool, together: float, over
     row = gpu_shares._row((96, 32), gpu_shares.Seen({1, 2}, {3}), alone, both_s, overlap_s)
     assert (row["overlap"], row["disjoint"], row["common"]) == (not turns, True, [])
     assert gpu_shares._row((96, 32), gpu_shares.Seen({1, 2}, {2}), alone, both_s, overlap_s)["disjoint"] is False
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """A GPU of 132 SMs on the CPU. Where its streams run: each on an SM of its own."""
+    runtime, driver = LaneRuntime(), FakeDriver()
+    seen = SimpleNamespace(sms_of=lambda stream, whole: {stream.address})
+    monkeypatch.setattr(shares_cuda, "cuda_runtime", lambda ordinal=0: runtime)
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
+    monkeypatch.setitem(sys.modules, "profiler.measure.smid", seen)
+    monkeypatch.setattr(gpu_shares, "LAYERS", SPEC.layers)
+    monkeypatch.setattr(gpu_shares, "TOKENS", {"cuda": 32})
+    with lane_opener(monkeypatch) as opened:
+        monkeypatch.setattr(gpu_shares, "_cuda_lanes", lambda: opened(splits=asked(132), graphs={}))
+        yield driver
+    assert driver.alive == []
+
+
+def test_shares_of_a_gpu_are_looked_at(gpu: FakeDriver, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu_shares.main(["--device", "cuda", "--json", str(tmp_path / "shares.json")])
+    found = json.loads((tmp_path / "shares.json").read_text())
+    assert found["shares"] == "green contexts, SM numbers checked"
+    assert [row["sms"] for row in found["splits"]] == [[132 - part, part] for part in (16, 32, 48, 64, 80, 96)]
+    assert all(row["disjoint"] and len(row["seen"]) == 2 for row in found["splits"])
+    assert "| 116 + 16 | 1 + 1 | yes |" in capsys.readouterr().out
+
+
+def test_a_gpu_that_grants_no_shares_has_lanes_on_all_of_it(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu.refuse = "cuGreenCtxCreate"
+    with lane_opener(monkeypatch) as opened:
+        monkeypatch.setattr(gpu_shares, "_cuda_lanes", lambda: opened(driver=gpu, splits=asked(132), graphs={}))
+        kind, (row,) = gpu_shares.checked("cuda")
+    assert kind.startswith("shared streams: cuGreenCtxCreate answers")
+    assert (row["sms"], row["seen"], row["disjoint"]) == ([132, 132], None, None)
 
 
 def test_rates_lie_around_the_simulated_knee(capsys: pytest.CaptureFixture[str]) -> None:
