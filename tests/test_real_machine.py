@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import policies
+import profiler
 from policies.api import Policy
+from profiler.measure import shares_cuda
+from profiler.measure.numerics import LLAMA3
+from real.configs import contestant
 from real.cuda_shares import LaneShares, Share
-from real.machine import split_sizes
+from real.machine import CudaMachine, split_sizes
+from real.model import RunnableModel
+from real.plan import Plan
+from sim.sweep_spec import PolicyEntry
+from tests.fake_cuda import LaneRuntime
 
 SMS = 132
 
@@ -39,3 +49,38 @@ def test_both_lanes_are_granted_what_bullet_and_a_static_split_ask_for() -> None
     for asked in range(16, SMS - 16 + 1, 16):
         assert decode.nearest(asked).sms == asked
         assert prefill.nearest(SMS - asked).sms == SMS - asked
+
+
+class Made:
+    """Lanes that only remember what was asked of them."""
+
+    def __init__(self, model: RunnableModel, **settings: Any) -> None:
+        self.settings, self.closed = settings, False
+        self.names: list[Any] = []
+
+    def rename(self, lanes: Any) -> None:
+        self.names.append(lanes)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_lanes_are_made_once_for_all_policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares_cuda, "cuda_runtime", lambda ordinal=0: LaneRuntime(sms=SMS))
+    monkeypatch.setattr("real.cuda.CudaLanes", Made)
+    entries = [
+        PolicyEntry(name="chunked"),
+        PolicyEntry(name="bullet"),
+        PolicyEntry(name="static-split", settings={"decode_sms": 40}),
+    ]
+    plan = Plan(device="cuda", model="tiny", trace="workload:sharegpt", policies=entries)
+    everyone = [contestant(entry, plan, profiler.device("H200"), slots=8) for entry in entries]
+    model = RunnableModel(profiler.model("tiny"), LLAMA3, seed=0)
+    machine = CudaMachine(model, everyone, slots=8, slot_tokens=512, temperature=0.0)
+    opened: Any = [machine.lanes(who) for who in (*everyone, *everyone)]
+    assert len(set(map(id, opened))) == 1
+    assert opened[0].names == [who.lanes for who in (*everyone, *everyone)]
+    assert opened[0].settings["splits"] == [16, 32, 40, 48, 64, 80, 96, 112]
+    assert opened[0].settings["lanes"] == [("prefill", "decode")]
+    machine.close()
+    assert opened[0].closed
