@@ -1,4 +1,4 @@
-"""bulletsim validate from its options to its report: complete, accounted for, replayable; refused in one line."""
+"""bulletsim validate from its options to its report: complete, accounted for, replayable; it goes on."""
 
 from __future__ import annotations
 
@@ -12,65 +12,46 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from filelock import FileLock
 
 from cli.main import run
-from profiler.fitting import fit_device
-from profiler.profile import Profile
-from profiler.profile import Provenance as Measured
-from real import serving, validation
-from real.executor import DeviceExecutor
 from real.launches import load_launches
 from real.layout import finished
-from real.machine import CpuMachine
-from real.plan import Contestant
-from real.report.markup import Markup
 from real.serving import recording_of, replay
 from sim.records import STATES
 from sim.rundir import load_records, load_run
-from tests.inline_lanes import InlineLanes
 from tests.test_real_checkpoints import CONFIG
-from tests.toys import cpu_profile, trace_of
-from traces import save
-
-CORES = len(os.sched_getaffinity(0))
-ROOT = Path(__file__).parents[1]
-ROWS = [(0.0, 30, 8), (0.05, 3, 12), (0.1, 17, 1), (0.1, 45, 10), (0.3, 8, 6), (0.31, 26, 9)]
-REPEATS = 2
-
-POLICIES = ["chunked:budget_tokens=24"]
-if CORES > 1:
-    POLICIES += ["bullet:layers_per_step=1", "disaggregation"]
+from tests.validations import (
+    CORES,
+    POLICIES,
+    REPEATS,
+    ROOT,
+    ROWS,
+    assert_one_line,
+    in_this_process,
+    options,
+    policies,
+    without_pictures,
+    write_files,
+)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model's config.json, a latency model of these cores, and a trace."""
-    folder = tmp_path_factory.mktemp("files")
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 256}))
-    fit_device(cpu_profile(CORES)).save(folder / "latency.json")
-    save(trace_of(ROWS), folder / "trace.csv")
-    return folder
+    return write_files(tmp_path_factory.mktemp("files"))
 
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
     yield
     assert multiprocessing.active_children() == []
-
-
-def without_pictures(patch: pytest.MonkeyPatch) -> None:
-    """They take most of a report's time."""
-    patch.setattr("real.report.cells.picture", lambda drawing, alt: Markup(alt))
 
 
 @pytest.fixture
@@ -80,40 +61,7 @@ def _quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes without processes, on their own clock."""
-
-    class Machine(CpuMachine):
-        def lanes(self, who: Contestant) -> InlineLanes:
-            lanes = made[who.label] = made.get(who.label) or self.made(who)
-            monkeypatch.setattr(serving, "DeviceExecutor", partial(DeviceExecutor, clock=lanes.clock))
-            return lanes
-
-        def made(self, who: Contestant) -> InlineLanes:
-            model = self._model
-            weights = model.weights(torch.device("cpu"), torch.float32)
-            sizes: dict[str, Any] = {"slots": self._slots, "slot_tokens": self._slot_tokens}
-            return InlineLanes(model.spec, weights, model.numerics, lanes=who.lanes, seconds=lambda job: 0.003, **sizes)
-
-    made: dict[str, InlineLanes] = {}
-    monkeypatch.setattr(validation, "CpuMachine", Machine)
-
-
-def options(files: Path, out: Path | str, **changes: Any) -> list[str]:
-    """The command's arguments; None takes one out."""
-    chosen: dict[str, Any] = {
-        "--device": "cpu",
-        "--model": str(files / "config.json"),
-        "--trace": str(files / "trace.csv"),
-        "--latency-model": str(files / "latency.json"),
-        "--repeats": REPEATS,
-        "--out": str(out),
-    }
-    chosen |= {f"--{name.replace('_', '-')}": value for name, value in changes.items()}
-    return ["validate", *(str(part) for pair in chosen.items() if pair[1] is not None for part in pair)]
-
-
-def policies(*named: str) -> list[str]:
-    return [part for name in named or POLICIES for part in ("--policy", name)]
+    in_this_process(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(f"{shared}.lock"):
         if not shared.exists():
             shared.mkdir()
-            (shared / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 256}))
-            fit_device(cpu_profile(CORES)).save(shared / "latency.json")
-            save(trace_of(ROWS), shared / "trace.csv")
+            write_files(shared)
             command = [*options(shared, shared / "out", slo_ttft=1, slo_tpot="0.05"), *policies()]
             with pytest.MonkeyPatch.context() as patch:
                 without_pictures(patch)
@@ -263,147 +209,6 @@ def test_a_validation_goes_on_where_it_stopped(whole: Path, tmp_path: Path, caps
         assert run([*options(whole, out, slo_ttft=1, slo_tpot="0.05", **changes), *policies()]) == 2
         assert_one_line(capsys.readouterr().err, message)
     assert state_of(out) == after
-
-
-def assert_one_line(stderr: str, message: str) -> None:
-    """One line of error that has the message, after a note where something has been kept already."""
-    *notes, line = stderr.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-    assert len(notes) <= 1
-    assert all(note.startswith("what is done stays in ") for note in notes)
-
-
-TRUTHFUL = """
-from dataclasses import dataclass
-from typing import ClassVar
-from policies import ChunkedPrefill
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oracle(ChunkedPrefill):
-    name: ClassVar[str] = "oracle"
-    needs_truth: ClassVar[bool] = True
-"""
-
-REFUSED: dict[str, tuple[dict[str, str | int | None], str, str]] = {
-    "unknown device": ({"device": "tpu"}, "chunked", "device is 'tpu': input should be 'cpu' or 'cuda'"),
-    "unknown policy": ({}, "best", "unknown policy 'best'; known: "),
-    "unknown setting": ({}, "chunked:budget=3", "policy chunked has no setting 'budget'"),
-    "settings that are none": ({}, "chunked:budget_tokens=0", "budget_tokens is 0"),
-    "unknown model": ({"model": "gpt-9"}, "chunked", "unknown model 'gpt-9'"),
-    "unknown trace": ({"trace": "nothing.csv"}, "chunked", "nothing.csv: no such file"),
-    "a trace without times": ({"trace": "FILES/plain.csv"}, "chunked", "has no arrival times; give --rate"),
-    "another device's model": (
-        {"latency_model": str(ROOT / "profiler/builtin/H100.json")},
-        "chunked",
-        "H100.json is of H100, and this device is cpu; leave it out to measure this one",
-    ),
-    "other cores' model": (
-        {"latency_model": "FILES/larger.json"},
-        "chunked",
-        f"is of {CORES + 1} cores, and this process may use {CORES}; leave it out to measure these",
-    ),
-    "no model": ({"latency_model": "FILES/absent.json"}, "chunked", "absent.json does not exist"),
-    "another device's profile": (
-        {"latency_model": None, "profile": "FILES/h100"},
-        "chunked",
-        "h100 is of H100, and this device is cpu; leave it out to measure this one",
-    ),
-    "no profile": ({"latency_model": None, "profile": "FILES/absent"}, "chunked", "absent.parquet does not exist"),
-    "a profile and a model": ({"profile": "FILES/h100"}, "chunked", "a profile and a latency model are both given"),
-    "a file": ({"out": "FILES/trace.csv"}, "chunked", "trace.csv exists and is no validation; choose another --out"),
-    "a foreign folder": ({"out": "FILES"}, "chunked", "exists and is no validation; choose another --out"),
-    "nothing to report": ({"report": ""}, "chunked", "holds no run of a validation; leave --report out to begin one"),
-    "shrunk to nothing": ({"shrink": 0}, "chunked", "shrink is 0: input should be greater than or equal to 1"),
-    "no repeat": ({"repeats": 0}, "chunked", "repeats is 0: input should be greater than or equal to 1"),
-    "no slot": ({"slots": 0}, "chunked", "slots is 0: input should be greater than or equal to 1"),
-    "no time": ({"time_scale": 0}, "chunked", "time_scale is 0.0: input should be greater than 0"),
-    "a rate and a time scale": ({"rate": 3, "time_scale": 2}, "chunked", "rates replace them; give one of them"),
-    "a policy twice": ({"policy": "chunked"}, "chunked", "policy chunked is named twice; name each once"),
-    "a damaged folder": ({"model": "FILES/damaged"}, "chunked", "model.safetensors"),
-    "an empty folder": ({"model": "FILES/empty"}, "chunked", "config.json"),
-    "a policy that needs the truth": ({}, "FILES/own.py:Oracle", "policy oracle needs to know how long answers will"),
-    "more context than the model has": ({"trace": "FILES/long.csv"}, "chunked", "exceed 256 tokens, the context of"),
-    "a policy for more cores": (
-        {},
-        f"disaggregation:prefill_instances={CORES}",
-        f"needs {CORES + 1} instances, and this process may use {CORES} cores; leave it out, or take more cores",
-    ),
-    "memory": ({"slots": 10**9}, "chunked", "does not fit: weights"),
-}
-
-
-@pytest.fixture(scope="module")
-def odd(files: Path) -> Path:
-    """The folder with things in it that are refused."""
-    fit_device(cpu_profile(CORES + 1)).save(files / "larger.json")
-    rows = [
-        {"kernel": "gemm", "m": m, "n": 64, "k": 64, "sms": 132, "latency_s": 1e-5 * m, "repeats": 3, "spread": 0.01}
-        for m in (1, 2, 3)
-    ]
-    provenance = Measured(device="H100", sms=132, source="measured", origin="a test", date="2026-11-30")
-    Profile.of([{**row, "dtype": "bf16"} for row in rows], provenance).save(files / "h100")
-    untimed = trace_of(ROWS)
-    save(replace(untimed, arrival_s=None), files / "plain.csv")
-    save(trace_of([(0.0, 250, 8)]), files / "long.csv")
-    (files / "own.py").write_text(TRUTHFUL)
-    (files / "empty").mkdir()
-    (files / "damaged").mkdir()
-    shutil.copy(files / "config.json", files / "damaged")
-    (files / "damaged" / "model.safetensors").write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00{}")
-    return files
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_is_one_line_and_status_2(
-    odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
-) -> None:
-    changes, policy, message = REFUSED[what]
-    changes = {
-        name: value.replace("FILES", str(odd)) if isinstance(value, str) else value for name, value in changes.items()
-    }
-    more = ["--report"] if changes.pop("report", None) is not None else []
-    command = options(odd, **({"out": str(tmp_path / "out")} | changes))
-    assert run([*command, "--policy", policy.replace("FILES", str(odd)), *more]) == 2
-    assert_one_line(capsys.readouterr().err, message)
-    assert not list(tmp_path.glob("out/runs/*"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("latency", [None, str(ROOT / "profiler/builtin/H100.json")])
-def test_cuda_where_there_is_none(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], latency: str | None
-) -> None:
-    command = options(files, tmp_path / "out", device="cuda", latency_model=latency)
-    assert run([*command, *policies("chunked")]) == 2
-    assert_one_line(capsys.readouterr().err, "CUDA")
-
-
-@pytest.mark.usefixtures("_in_this_process")
-@pytest.mark.skipif(CORES < 2, reason="two instances need two cores")
-def test_fewer_slots_than_a_prefill_instance_comes_to_hold(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = options(files, tmp_path / "out", slots=1, rate=1000)
-    assert run([*command, *policies("disaggregation")]) == 2
-    assert_one_line(capsys.readouterr().err, "instance 0 holds 1 requests, as many as its KV cache has slots")
-
-
-@pytest.mark.usefixtures("_quick_pages")
-def test_settings_may_change_while_nothing_has_been_served(files: Path, tmp_path: Path, capsys: Any) -> None:
-    """A remedy can be followed at the same --out."""
-    out = tmp_path / "out"
-    for changes, message in (
-        ({"slots": 10**9}, "does not fit"),
-        ({"latency_model": files / "absent.json"}, "absent.json does not exist"),
-        ({"model": "gpt-9"}, "unknown model"),
-    ):
-        assert run([*options(files, out, **changes), *policies("chunked")]) == 2
-        assert_one_line(capsys.readouterr().err, message)
-    # What was measured for one model is of no use to another.
-    (out / "profile.journal.jsonl").write_text("")
-    assert run([*options(files, out, model="tiny"), *policies("chunked")]) == 2
-    assert_one_line(capsys.readouterr().err, "holds a validation whose model is")
 
 
 @pytest.mark.usefixtures("_quick_pages", "_in_this_process")
