@@ -192,8 +192,10 @@ class Check:
 
     def rates(self) -> None:
         options = self.options
-        if options.rate:
-            self.box.skip("rates", "given")
+        begun = (self.folder / "validation" / "plan.json").exists()
+        if options.rate or (begun and self.found()):
+            # A validation goes on with the limits that it began with.
+            self.box.skip("rates", "given" if options.rate else "kept")
             return
         command = [str(self.model), "--model", options.model, "--trace", options.trace]
         command += ["--shrink", str(options.shrink), "--slots", str(options.slots)]
