@@ -69,6 +69,7 @@ if stage == "validate":
     (out / "runs" / "chunked-2" / "real-1").mkdir(parents=True, exist_ok=True)
     (out / "runs" / "chunked-2" / "real-1" / "answers.jsonl").write_text("answers")
     (out / "options.json").write_text(json.dumps(options))
+    (out / "plan.json").write_text("{}")
 if trouble == "reports for long":
     for number in range(4 * 2 * 2):
         (out / "runs" / "a" / f"real-{number}").mkdir(parents=True)
@@ -140,6 +141,9 @@ def test_a_gpu_check_goes_through_its_stages(check: Callable[..., Checked]) -> N
     assert found.files["validation/model.json"] == b"{}"
     assert found.files["log.txt"].decode().count("began") == 7
     assert b"tests began" in found.files["log.txt"]
+    again = check()
+    assert (again.status, again.stages["rates"]) == (0, "skipped")
+    assert json.loads(again.files["validation/options.json"]) == options
 
 
 @pytest.mark.parametrize("at", STAGES)
