@@ -84,11 +84,10 @@ class CudaMachine:
 
     def lanes(self, contestant: Contestant) -> Lanes:
         """Lanes that are ready for the policy. Raises ValueError and DeviceError where they cannot be had."""
-        from profiler.measure.shares_cuda import cuda_runtime
         from real.cuda import CudaLanes
 
         if self._open is None:
-            whole = cuda_runtime().properties.multi_processor_count
+            whole = self._sms()
             self._open = CudaLanes(
                 self._model,
                 lanes=_widest([one.lanes for one in self._contestants]),
@@ -101,6 +100,17 @@ class CudaMachine:
             )
         self._open.rename(contestant.lanes)
         return self._open
+
+    def _sms(self) -> int:
+        """SMs of the first GPU. Raises ValueError, naming the policy, where there are too few GPUs."""
+        from profiler.measure.shares_cuda import cuda_runtime
+
+        largest = max(self._contestants, key=lambda one: one.instances)
+        try:
+            cuda_runtime(largest.instances - 1)
+        except ValueError as error:
+            raise ValueError(f"policy {largest.label}: {error}") from None
+        return int(cuda_runtime().properties.multi_processor_count)
 
     def gpus(self) -> tuple[str, ...]:
         """NVML's names of the GPUs in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import policies
 import profiler
@@ -15,7 +16,7 @@ from real.configs import contestant
 from real.cuda_shares import LaneShares, Share
 from real.machine import CudaMachine, split_sizes
 from real.model import RunnableModel
-from real.plan import Plan
+from real.plan import Contestant, Plan
 from sim.sweep_spec import PolicyEntry
 from tests.fake_cuda import LaneRuntime
 
@@ -65,18 +66,21 @@ class Made:
         self.closed = True
 
 
+def machine_of(*entries: PolicyEntry) -> tuple[list[Contestant], CudaMachine]:
+    plan = Plan(device="cuda", model="tiny", trace="workload:sharegpt", policies=list(entries))
+    everyone = [contestant(entry, plan, profiler.device("H200"), slots=8) for entry in entries]
+    model = RunnableModel(profiler.model("tiny"), LLAMA3, seed=0)
+    return everyone, CudaMachine(model, everyone, slots=8, slot_tokens=512, temperature=0.0)
+
+
 def test_lanes_are_made_once_for_all_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares_cuda, "cuda_runtime", lambda ordinal=0: LaneRuntime(sms=SMS))
     monkeypatch.setattr("real.cuda.CudaLanes", Made)
-    entries = [
+    everyone, machine = machine_of(
         PolicyEntry(name="chunked"),
         PolicyEntry(name="bullet"),
         PolicyEntry(name="static-split", settings={"decode_sms": 40}),
-    ]
-    plan = Plan(device="cuda", model="tiny", trace="workload:sharegpt", policies=entries)
-    everyone = [contestant(entry, plan, profiler.device("H200"), slots=8) for entry in entries]
-    model = RunnableModel(profiler.model("tiny"), LLAMA3, seed=0)
-    machine = CudaMachine(model, everyone, slots=8, slot_tokens=512, temperature=0.0)
+    )
     opened: Any = [machine.lanes(who) for who in (*everyone, *everyone)]
     assert len(set(map(id, opened))) == 1
     assert opened[0].names == [who.lanes for who in (*everyone, *everyone)]
@@ -84,3 +88,11 @@ def test_lanes_are_made_once_for_all_policies(monkeypatch: pytest.MonkeyPatch) -
     assert opened[0].settings["lanes"] == [("prefill", "decode")]
     machine.close()
     assert opened[0].closed
+
+
+def test_two_instances_need_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    everyone, machine = machine_of(PolicyEntry(name="disaggregation"), PolicyEntry(name="chunked"))
+    with pytest.raises(ValueError, match=r"policy disaggregation: 2 GPUs are needed, .* and torch finds 1; take fewer"):
+        machine.lanes(everyone[1])
