@@ -252,7 +252,9 @@ def test_what_does_not_fit_is_said_before_anything_starts(twin: Twin) -> None:
 
 def test_more_cores_than_there_are_is_one_line(twin: Twin) -> None:
     model = open_model(str(twin.folder / "twin"), 0)
-    message = rf"^2 instances of {CORES} cores need {2 * CORES}, and this process may use {CORES}; take a policy of fewer"
+    message = (
+        rf"^2 instances of {CORES} cores need {2 * CORES}, and this process may use {CORES}; take a policy of fewer"
+    )
     with pytest.raises(ValueError, match=message):
         CpuLanes(model, lanes=[("main",), ("main",)], cores_each=CORES, slots=1, slot_tokens=16)
 
