@@ -32,6 +32,7 @@ class KernelSumModel:
         measurements and D_peak are its own.
     pass_overhead_s: host time of one pass over the model: scheduling, hand-over of sequences, sampled tokens back.
     launch_overhead_s: host time of one launch, a whole pass or a layer group: prediction, re-partition, enqueueing.
+    prefill_overhead_s: more host time of a launch that prefills: its tokens go out, and a policy plans for the queue.
     prefill_composition, decode_composition: time of whole launches over the sum of their kernels, each timed alone:
         of launches that prefill, and of others.
     reserve_tokens: the largest launch for whose activations memory is kept free.
@@ -43,6 +44,7 @@ class KernelSumModel:
     tensor_parallel: int = 1
     pass_overhead_s: float = PASS_OVERHEAD_S
     launch_overhead_s: float = LAUNCH_OVERHEAD_S
+    prefill_overhead_s: float = 0.0
     prefill_composition: float = 1.0
     decode_composition: float = 1.0
     reserve_tokens: int = 8192
@@ -52,7 +54,7 @@ class KernelSumModel:
     _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("pass_overhead_s", "launch_overhead_s", "reserve_tokens"):
+        for name in ("pass_overhead_s", "launch_overhead_s", "prefill_overhead_s", "reserve_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("prefill_composition", "decode_composition"):
@@ -116,7 +118,7 @@ class KernelSumModel:
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
         seconds *= self.prefill_composition if prefill else self.decode_composition
-        seconds += self.launch_overhead_s
+        seconds += self.launch_overhead_s + (self.prefill_overhead_s if prefill else 0.0)
         if work.head or layers is None:
             seconds += self.pass_overhead_s
         return Estimate(seconds, source)
@@ -181,6 +183,7 @@ class KernelSumModel:
     def device_seconds(self, work: Work, sms: int) -> float:
         """Time of a launch alone on ``sms`` SMs of each device, without what the host adds."""
         estimate = self.estimate(work, sms).seconds - self.launch_overhead_s
+        estimate -= self.prefill_overhead_s if work.prefill else 0.0
         return estimate - self.pass_overhead_s if work.head or work.layers is None else estimate
 
     def dram_share(self, work: Work, sms: int) -> float:

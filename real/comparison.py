@@ -67,14 +67,15 @@ class Side:
 class Cell:
     """A policy at a rate in requests a second: one or more real runs, and the simulation of the same requests.
 
-    outside_s: seconds of each launch that the simulation's latency model holds for the host's time outside the device.
+    outside_s: seconds of a launch, by its kind, that the simulation's latency model holds for the host's time outside
+        the device.
     """
 
     policy: str
     rate: float
     real: tuple[Side, ...]
     simulated: Side
-    outside_s: float = 0.0
+    outside_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.real:

@@ -8,6 +8,7 @@ from pathlib import Path
 import policies
 from profiler.devicecalibration import DeviceCalibration
 from profiler.specs import DeviceSpec
+from real.hosttime import OutsideTime
 from real.pace import Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from sim.config import LatencySettings, PolicySettings, RunConfig
@@ -56,14 +57,18 @@ class Setting:
     slots: int
     slot_tokens: int
 
-    def config(self, who: Contestant, rate: float | None, host_s: float, pace: Pace | None = None) -> RunConfig:
+    def config(self, who: Contestant, rate: float | None, host: OutsideTime, pace: Pace | None = None) -> RunConfig:
         """The settings of one run.
 
-        host_s: seconds of a launch that the host takes outside the device. With a ``pace`` steps run by the model at
-        that pace, and the policy still plans with what was fitted.
+        host: seconds of a launch that the host takes outside the device. With a ``pace`` steps run by the model at that
+        pace, and the policy still plans with what was fitted.
         """
         plan = self.plan
-        fitted = LatencySettings(model=str(self.model_file), launch_overhead_s=self.calibration.host.launch_s + host_s)
+        fitted = LatencySettings(
+            model=str(self.model_file),
+            launch_overhead_s=self.calibration.host.launch_s + host.decode_s,
+            prefill_overhead_s=max(0.0, host.prefill_s - host.decode_s),
+        )
         return RunConfig(
             trace=str(self.trace),
             rate=rate,

@@ -20,13 +20,13 @@ class Corrections:
 
     host_s: seconds of a launch of a kind outside the device, the model's own share of them not counted. kernels,
     contention: measured over predicted, of launches alone and of what a co-runner adds to that.
-    outside_s: seconds that the model has in each launch for what is outside the device; not scaled.
+    outside_s: seconds that the model has in a launch of a kind for what is outside the device; not scaled.
     """
 
     host_s: Mapping[str, float] = field(default_factory=dict)
     kernels: Mapping[Key, float] = field(default_factory=dict)
     contention: Mapping[Key, float] = field(default_factory=dict)
-    outside_s: float = 0.0
+    outside_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class CorrectedModel:
         """The inner estimate, its device part times the factors of its kind and share, and the host's seconds."""
         seconds, source = self.inner.estimate(work, sms, beside, beside_sms)
         kind, known = kind_of(work), self.corrections
-        outside_s = 0.0 if kind == "transfer" else known.outside_s
+        outside_s = known.outside_s.get(kind, 0.0)
         share = 0 if kind == "transfer" else sms
         on_device = (seconds - outside_s) * factor(known.kernels, kind, share)
         if beside is not None:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.connection import wait as wait_for
+from select import select
 from typing import NamedTuple
 
 import torch
@@ -94,8 +94,8 @@ class CpuLanes:
         if not self._finished:
             busy = [connection for connection, (_, job) in self._handles.items() if job is not None]
             if busy:
-                for ready in wait_for(busy, timeout_s):
-                    assert isinstance(ready, Connection)
+                # Not multiprocessing's own wait, which counts in whole milliseconds.
+                for ready in select(busy, [], [], timeout_s)[0]:
                     self._finished.append(self._answer(ready))
             elif timeout_s is not None:
                 time.sleep(timeout_s)

@@ -10,7 +10,7 @@ same one at the pace that the device had): what is logged is scaled by the two m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from profiler.work import Work
 from real.comparison import Side
 from real.corrections import Corrections, Key, factor
 from real.launches import LaunchLog
-from real.stepwise import KINDS, Pairs, beside, kinds
+from real.stepwise import KINDS, Pairs, beside, kind_of, kinds
 from sim.records import StepLog
 from sim.simulate import check_names
 
@@ -36,10 +36,11 @@ A share that never runs alone cannot tell kernels from contention: what its kind
 class Factors:
     """Ratios of measured to predicted time, from all real runs together.
 
-    latency: what steps of the simulation run by, with ``outside_s`` of each launch for what is outside the device.
+    latency: what steps of the simulation run by, with ``outside_s`` of a launch, by its kind, for what is outside the
+        device.
     """
 
-    def __init__(self, sides: Sequence[Side], latency: LatencyModel, outside_s: float) -> None:
+    def __init__(self, sides: Sequence[Side], latency: LatencyModel, outside_s: Mapping[str, float]) -> None:
         self._outside_s = outside_s
         self._host: dict[str, list[Floats]] = {}
         self.alone, self.together = _Ratio(), _Ratio()
@@ -53,9 +54,8 @@ class Factors:
     def corrections(self) -> Corrections:
         """All of them."""
         host = {kind: float(np.concatenate(parts).mean()) for kind, parts in self._host.items()}
-        own = {kind: 0.0 if kind == "transfer" else self._outside_s for kind in host}
         return Corrections(
-            host_s={kind: seconds - own[kind] for kind, seconds in host.items()},
+            host_s={kind: seconds - self._outside_s.get(kind, 0.0) for kind, seconds in host.items()},
             kernels=self._kernels,
             contention=self.together.ratios(),
             outside_s=self._outside_s,
@@ -88,7 +88,7 @@ class _Run:
     times longer its row takes beside its peer.
     """
 
-    def __init__(self, side: Side, latency: LatencyModel, outside_s: float) -> None:
+    def __init__(self, side: Side, latency: LatencyModel, outside_s: Mapping[str, float]) -> None:
         assert side.launches is not None
         self.steps: StepLog = side.run.steps
         self.launches: LaunchLog = side.launches
@@ -98,7 +98,7 @@ class _Run:
         _, _, planned = check_names(side.run.config)
         truth = _Model(latency, outside_s)
         self.slowdown = truth.slowdowns(self.steps, works, self.pairs)
-        plan = _Model(planned, 0.0)
+        plan = _Model(planned, {})
         scale = truth.alone_s(self.steps, works) / plan.alone_s(self.steps, works)
         self.alone_s = self.steps.predicted_s / self._at_launch(plan.slowdowns(self.steps, works, self.pairs)) * scale
 
@@ -114,7 +114,7 @@ class _Run:
 class _Model:
     """Device parts of a latency model's estimates, by work; every shape is asked for once."""
 
-    def __init__(self, latency: LatencyModel, outside_s: float) -> None:
+    def __init__(self, latency: LatencyModel, outside_s: Mapping[str, float]) -> None:
         self._latency, self._outside_s = latency, outside_s
         self._alone: dict[tuple[Work, int], float] = {}
         self._slowdowns: dict[tuple[Work, int, Work, int], float] = {}
@@ -132,7 +132,7 @@ class _Model:
     def _one(self, work: Work, sms: int) -> float:
         found = self._alone.get((work, sms))
         if found is None:
-            own = 0.0 if work.kv_transfer_tokens else self._outside_s
+            own = self._outside_s.get(kind_of(work), 0.0)
             found = self._alone[work, sms] = self._latency.estimate(work, sms or 1).seconds - own
         return found
 
@@ -140,7 +140,7 @@ class _Model:
         key = (work, sms, peer, peer_sms)
         found = self._slowdowns.get(key)
         if found is None:
-            together_s = self._latency.estimate(*key).seconds - self._outside_s
+            together_s = self._latency.estimate(*key).seconds - self._outside_s.get(kind_of(work), 0.0)
             found = self._slowdowns[key] = together_s / self._one(work, sms)
         return found
 

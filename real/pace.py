@@ -7,9 +7,9 @@ they then serve. Nothing of the served requests enters it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from policies.api import LINK
 from profiler.measure.attention import Sequenced
@@ -45,6 +45,16 @@ class Pace(NamedTuple):
     decode: float
     probes: tuple[Probe, ...]
 
+    @classmethod
+    def pooled(cls, documents: Sequence[Mapping[str, Any]]) -> Self:
+        """Of all probes of several, as :meth:`document` gave them; 1 of a kind that nobody has."""
+        rows = [probe for found in documents for probe in found["probes"]]
+
+        def of(kind: str) -> float:
+            return _median([row["seconds"] / row["profiled_s"] for row in rows if row["kind"] == kind])
+
+        return cls(of("prefill"), of("decode"), ())
+
     def document(self) -> dict[str, Any]:
         """JSON types, for a run's facts."""
         rows = [
@@ -67,9 +77,14 @@ def pace(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pace
             # The first is a warm-up: buffers grow, libraries choose their kernels.
             times = [_seconds(lanes, place, probe) for _ in range(1 + REPEATS)][1:]
             found.append(probe._replace(seconds=median(times)))
-    ratios = {kind: [probe.ratio for probe in found if probe.kind == kind] for kind in ("prefill", "decode")}
-    prefill, decode = (median(ratios[kind]) if ratios[kind] else 1.0 for kind in ("prefill", "decode"))
+    prefill, decode = (
+        _median([probe.ratio for probe in found if probe.kind == kind]) for kind in ("prefill", "decode")
+    )
     return Pace(prefill, decode, tuple(found))
+
+
+def _median(ratios: Sequence[float]) -> float:
+    return median(ratios) if ratios else 1.0
 
 
 def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str]) -> Iterator[Probe]:

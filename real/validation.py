@@ -18,17 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import numpy as np
-from scipy.stats import trim_mean
 
 import policies
 from real.calibrating import Calibrated, calibrated, known
 from real.comparison import Cell, load_side
 from real.configs import Setting, contestant
-from real.launches import HOST_PARTS
+from real.hosttime import OutsideTime
 from real.layout import Layout, finished
 from real.machine import CpuMachine, CudaMachine
 from real.model import open_model
@@ -36,7 +32,7 @@ from real.pace import Pace, pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
-from real.serving import FACTS, Replayed, check_servable, serve
+from real.serving import FACTS, check_servable, serve
 from real.telling import Teller, Told
 from sim.config import read_json
 from sim.metrics import summarise
@@ -49,10 +45,7 @@ PROBED_TOKENS = 512
 """Slots hold at least so many tokens, for layers of the profile to be run again in them."""
 
 MOST_SLOTS = {"cpu": 256, "cuda": 128}
-WARM_REQUESTS = 8
-
-TRIMMED = 0.05
-"""Of the host's times at either end: a launch that another program held up says nothing of the rest."""
+WARM_REQUESTS = 12
 
 SIMULATED = "simulated"
 
@@ -80,7 +73,7 @@ class Validation:
         found = calibrated(self.plan, self.layout, self.teller)
         setting, everyone = self._settled(found)
         for who, rate in product(everyone, self.rates):
-            check_servable(prepare(setting.config(who, rate, 0.0)))
+            check_servable(prepare(setting.config(who, rate, OutsideTime())))
         with closing(self._machine(everyone)) as machine:
             self._serve_all(everyone, setting, found, machine)
         return self._report(everyone, setting, found)
@@ -118,16 +111,16 @@ class Validation:
             for repeat, rate, who in product(range(1, self.plan.repeats + 1), self.rates, everyone)
             if not finished(self.layout.cell(who.label, rate) / f"real-{repeat}")
         ]
-        host: dict[str, float] = {}
+        host: dict[str, OutsideTime] = {}
         for number, (repeat, rate, who) in enumerate(todo, start=1):
             lanes = machine.lanes(who)
             if who.label not in host:
-                host[who.label] = self._host_s(who, setting, machine)
+                host[who.label] = self._host(who, setting, machine)
             now = None if found.profile is None else pace(found.profile, lanes, who.lanes)
             prepared = prepare(setting.config(who, rate, host[who.label]))
             facts = {
                 "device": lanes.settings,
-                "host_s": host[who.label],
+                "host_s": host[who.label].document(),
                 "pace": None if now is None else now.document(),
                 "temperature": self.plan.temperature,
             }
@@ -143,12 +136,12 @@ class Validation:
                     progress=_requests(begin(len(self.trace))),
                 )
 
-    def _host_s(self, who: Contestant, setting: Setting, machine: Machine) -> float:
-        """Seconds of a launch outside the device, from serving the first requests: the loop, the policy, hand-overs."""
-        config = setting.config(who, self.rates[0], 0.0)
+    def _host(self, who: Contestant, setting: Setting, machine: Machine) -> OutsideTime:
+        """What the host adds to a launch, from serving the first requests."""
+        config = setting.config(who, self.rates[0], OutsideTime())
         few = config.model_copy(update={"requests": min(WARM_REQUESTS, len(self.trace))})
         served = serve(prepare(few), machine.lanes(who), self.layout.warm(who.label), facts={})
-        return outside_s(served)
+        return OutsideTime.of(served)
 
     @contextmanager
     def _drawn(self, machine: Machine) -> Iterator[Any]:
@@ -184,8 +177,8 @@ class Validation:
         if not runs:
             return None
         said = [read_json(run / FACTS) for run in runs]
-        host_s = median(facts["host_s"] for facts in said)
-        prepared = prepare(setting.config(who, rate, host_s, _median_pace([facts["pace"] for facts in said])))
+        host = OutsideTime.median([facts["host_s"] for facts in said])
+        prepared = prepare(setting.config(who, rate, host, self._pace()))
         result = prepared.run()
         config = prepared.config
         metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
@@ -195,8 +188,13 @@ class Validation:
             rate=_mean_rate(self.trace) if rate is None else rate,
             real=tuple(map(load_side, runs)),
             simulated=load_side(folder / SIMULATED),
-            outside_s=host_s,
+            outside_s=host.by_kind(),
         )
+
+    def _pace(self) -> Pace:
+        """Of the whole validation: the probes of one run last seconds, and say little of its minutes."""
+        said = [read_json(path)["pace"] for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
+        return Pace.pooled([found for found in said if found is not None])
 
     def _header(self, found: Calibrated) -> Mapping[str, Any]:
         plan, model = self.plan, found.model
@@ -210,23 +208,8 @@ class Validation:
         }
 
 
-def outside_s(served: Replayed) -> float:
-    """Mean seconds of a launch that the host took outside the device, the longest and shortest left out; 0 of none."""
-    if not len(served.launches):
-        return 0.0
-    parts = served.launches.host_s(served.result.records.arrival_s)
-    return float(trim_mean(np.sum([parts[name] for name in HOST_PARTS], axis=0), TRIMMED))
-
-
 def _requests(tell: Told) -> Callable[[int, float], None]:
     return lambda done, now_s: tell(done, f"requests, {now_s:.0f} s")
-
-
-def _median_pace(known: Sequence[Mapping[str, Any] | None]) -> Pace:
-    """Of the runs' paces; 1 where none was measured."""
-    measured = [found for found in known if found is not None]
-    prefill, decode = (median(one[kind] for one in measured) if measured else 1.0 for kind in ("prefill", "decode"))
-    return Pace(prefill, decode, ())
 
 
 def _trace(plan: Plan) -> Trace:

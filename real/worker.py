@@ -16,6 +16,7 @@ from profiler.measure.processes import settle
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from profiler.measure.attention import Segments
     from profiler.measure.numerics import Numerics
     from profiler.measure.transformer import KVCache, Transformer, Weights
     from profiler.specs import ModelSpec
@@ -70,10 +71,22 @@ class LaneWorker:
         self._transformer: Transformer | None = None
 
     def compute(self, batch: Batch) -> tuple[tuple[int, ...], float, float, float]:
-        """Runs layers of the batch, and after the last of them LM head and sampling."""
+        """Runs layers of the batch, and after the last of them LM head and sampling.
+
+        The device is at it from the first kernel to the last: a GPU would not see what comes before and after either.
+        """
+        import torch
+
+        from profiler.measure.attention import Segments
+
+        cache = self.shared.caches[self.instance]
+        segments = Segments.of(batch.sequences, cache.slot_tokens, torch.device("cpu"))
+        model = self._room(len(segments.positions), len(batch.sequences))
+        ids = torch.tensor(batch.tokens)
         begin_s, processor_s = time.perf_counter(), time.process_time()
-        tokens = self._computed(batch)
-        return tokens, begin_s, time.perf_counter(), time.process_time() - processor_s
+        found = self._computed(model, segments, ids, batch)
+        finish_s, processor_s = time.perf_counter(), time.process_time() - processor_s
+        return () if found is None else tuple(found.tolist()), begin_s, finish_s, processor_s
 
     def copy(self, task: Copy) -> tuple[tuple[int, ...], float, float, float]:
         """Copies KV from another instance's cache."""
@@ -84,20 +97,14 @@ class LaneWorker:
             to[here : here + task.tokens].copy_(of[there : there + task.tokens])
         return (), begin_s, time.perf_counter(), time.process_time() - processor_s
 
-    def _computed(self, batch: Batch) -> tuple[int, ...]:
-        import torch
-
-        from profiler.measure.attention import Segments
-
-        cache = self.shared.caches[self.instance]
-        segments = Segments.of(batch.sequences, cache.slot_tokens, torch.device("cpu"))
-        model = self._room(len(segments.positions), len(batch.sequences))
+    def _computed(self, model: Transformer, segments: Segments, ids: Tensor, batch: Batch) -> Tensor | None:
+        """The next tokens, where the last layer is among those that are run."""
         if batch.first == 0:
-            model.begin(torch.tensor(batch.tokens))
+            model.begin(ids)
         model.layers(segments, batch.first, batch.last)
         if batch.last < self.shared.spec.layers:
-            return ()
-        return tuple(model.next_tokens(segments, batch.temperature, self.generator).tolist())
+            return None
+        return model.next_tokens(segments, batch.temperature, self.generator)
 
     def _room(self, tokens: int, rows: int) -> Transformer:
         """The model with buffers for so many tokens and sequences; what lies in shared memory never moves."""

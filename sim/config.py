@@ -87,6 +87,7 @@ class LatencySettings(Settings):
     bandwidth: Share | None = None
     pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
     launch_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    prefill_overhead_s: Annotated[float, Field(ge=0)] | None = None
     prefill_composition: Annotated[float, Field(gt=0)] | None = None
     decode_composition: Annotated[float, Field(gt=0)] | None = None
     reserve_tokens: Annotated[int, Field(ge=0)] | None = None

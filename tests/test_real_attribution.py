@@ -100,7 +100,7 @@ def test_three_faults_at_once_are_told_apart() -> None:
 def test_what_the_model_holds_of_the_host_counts_once() -> None:
     """A model whose constants have 0.3 ms for the world outside the device, in a world where that takes 2 ms."""
     real = (world("chunked", 2e-3),)
-    cell = Cell(policy="chunked", rate=1.0, real=real, simulated=simulated("chunked"), outside_s=3e-4)
+    cell = Cell(policy="chunked", rate=1.0, real=real, simulated=simulated("chunked"), outside_s={"mixed": 3e-4})
     attribution = attribute(cell, prepared("chunked"))
     assert attribution is not None
     assert attribution.corrections.host_s["mixed"] == pytest.approx(2e-3 - 3e-4, rel=1e-3)
@@ -114,7 +114,15 @@ def test_what_the_simulation_knows_of_host_and_pace_is_no_error() -> None:
     simulation = prepare(config("bullet", latency=paced, estimator=plan))
     real = logged(prepare(config("bullet", latency=plan)), simulation.latency, host_s)
     same = replace(logged(simulation, simulation.latency, 0.0), launches=None)
-    attribution = attribute(Cell(policy="bullet", rate=1.0, real=(real,), simulated=same, outside_s=host_s))
+    attribution = attribute(
+        Cell(
+            policy="bullet",
+            rate=1.0,
+            real=(real,),
+            simulated=same,
+            outside_s=dict.fromkeys(("prefill", "decode"), host_s),
+        )
+    )
     assert attribution is not None
     known = attribution.corrections
     assert known.host_s == pytest.approx({"prefill": 0.0, "decode": 0.0}, abs=1e-7)
@@ -131,7 +139,7 @@ def test_corrections_by_hand() -> None:
         host_s={"decode": 0.05, "transfer": 0.5},
         kernels={("decode", 4): 1.5, ("decode", None): 3.0},
         contention={("prefill", None): 1.25},
-        outside_s=0.02,
+        outside_s={"decode": 0.02, "prefill": 0.02},
     )
     truth: LatencyModel = CorrectedModel(inner=inner, corrections=known)
     decode, prefill = Work(decode_requests=2, decode_context_tokens=9), Work(prefill=((10, 0),))

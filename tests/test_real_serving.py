@@ -17,12 +17,12 @@ from policies.api import LINK
 from profiler.measure.attention import Sequenced
 from profiler.profile import Profile
 from real import pace as pacing
+from real.hosttime import OutsideTime
 from real.lanes import Batch, DeviceError, Done, Job
 from real.launches import load_launches
 from real.layout import Layout, finished
 from real.pace import pace
 from real.serving import check_servable, recording_of, replay, serve
-from real.validation import outside_s
 from sim.instance import PolicyError
 from sim.records import STATES
 from sim.rundir import load_run
@@ -178,10 +178,12 @@ def test_lanes_serve_again_after_a_run_that_was_stopped_in_the_middle(twin: Twin
 def test_the_host_takes_what_is_outside_the_device(twin: Twin, tmp_path: Path) -> None:
     found = served(twin.prepared("chunked", ROWS), tmp_path / "run")
     launches = found.launches
-    alone = (launches.end_s - launches.start_s - launches.device_s).mean()
-    assert 0 < alone <= outside_s(found) < 1e-3
+    alone = launches.end_s - launches.start_s - launches.device_s
+    outside, prefills = OutsideTime.of(found), found.result.steps.prefill_tokens > 0
+    assert 0 < alone[prefills].mean() <= outside.prefill_s < 1e-3
+    assert 0 < alone[~prefills].mean() <= outside.decode_s < 1e-3
     nothing = served(twin.prepared("chunked", [(5.0, 3, 3)], until_s=1.0), tmp_path / "nothing")
-    assert outside_s(nothing) == 0.0
+    assert OutsideTime.of(nothing) == OutsideTime(0.0, 0.0)
 
 
 def test_what_a_device_cannot_do_is_refused(twin: Twin) -> None:

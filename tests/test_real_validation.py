@@ -140,7 +140,7 @@ def test_the_recording_of_a_run_gives_the_run_again(whole: Path) -> None:
         facts = json.loads((path / "real.json").read_text())
         assert facts["replay"] == {"answers": replayed.answers, "decisions": len(replayed.result.steps)}
         assert facts["pace"] is None
-        assert facts["host_s"] > 0
+        assert min(facts["host_s"].values()) > 0
         assert facts["energy"] is None
         assert facts["device"]["cores"] == CORES
 

@@ -133,7 +133,8 @@ def _corrections(found: Attribution) -> Markup:
             rows.append((key[0], share, name, f"{factors[key]:.3f}", str(counts[key])))
     inner = table(("launch", "SMs", "what", "measured / predicted", "steps"), rows, left=3)
     words = "Host: seconds of a launch outside the device beyond those that the simulation's model holds"
-    words += f" ({seconds(found.corrections.outside_s)} a launch)."
+    held = ", ".join(f"{kind} {seconds(value)}" for kind, value in found.corrections.outside_s.items())
+    words += f" ({held} a launch)." if held else "."
     return tag("details", tag("summary", "Corrections that the causes rest on"), inner, tag("p", words, class_="note"))
 
 

@@ -109,7 +109,7 @@ def _attribution(found: Attribution) -> dict[str, Any]:
             for metric, cause in found.causes.items()
         },
         "host_s": dict(known.host_s),
-        "outside_s": known.outside_s,
+        "outside_s": dict(known.outside_s),
         "kernels": _factors(known.kernels, found.steps_alone),
         "contention": _factors(known.contention, found.steps_beside),
     }
