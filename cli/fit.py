@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from profiler.devicecalibration import DeviceCalibration
+    from profiler.devicecalibration import Composition, DeviceCalibration
     from profiler.profile import Profile
 
 PROFILES = "Profiles of one device: NAME.parquet, NAME.json, or NAME."
@@ -173,7 +173,7 @@ def _assumed(model: DeviceCalibration) -> str:
         ),
         "layers over kernels": (
             model.composition.origin,
-            f"prefill {model.composition.prefill:.3g}, decode {model.composition.decode:.3g}",
+            _composed(model.composition),
         ),
     }
     if model.mixed is not None:
@@ -184,6 +184,14 @@ def _assumed(model: DeviceCalibration) -> str:
             f"{ratios[0]:.2g} to {ratios[-1]:.2g}, median {middle:.2g}",
         )
     return "\n".join(f"{name}: {origin}, {value}" for name, (origin, value) in parts.items())
+
+
+def _composed(found: Composition) -> str:
+    """Factors on the whole device, and what a layer takes besides."""
+    _, prefill, decode = (found.shares.by_sms(1 << 10) or [(0.0, 1.0, 1.0)])[-1]
+    most = found.shares.seconds[-1][1] if found.shares.seconds else 0.0
+    factors = f"prefill {prefill * found.prefill:.3g}, decode {decode * found.decode:.3g}"
+    return factors + (f", {most * 1e6:.0f} us a layer" if most else "")
 
 
 def _errors(rows: Sequence[Mapping[str, Any]], by: str, heading: str) -> list[str]:

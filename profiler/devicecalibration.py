@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from profiler.calibration import OpCalibration
+from profiler.composition import NOTHING, LayerCosts
 from profiler.kernelsum import LAUNCH_OVERHEAD_S, PASS_OVERHEAD_S
 from profiler.kerneltime import KernelClock
 from profiler.mixed import MixedAttention
@@ -82,11 +83,17 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Time of whole layers over the sum of their kernels, each timed alone: of launches that prefill, and of others."""
+    """Time of whole layers against the sum of their kernels, each timed alone.
+
+    prefill, decode: factors of launches that prefill, and of others.
+    shares: where layers were measured by share, in place of both: what they take there is the sum times a factor, and
+        some seconds for each layer.
+    """
 
     prefill: float = 1.0
     decode: float = 1.0
     origin: Origin = "assumed"
+    shares: LayerCosts = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +157,7 @@ class DeviceCalibration:
             "contention": {**asdict(self.contention), "table": [dict(row) for row in self.contention.table]},
             "host": asdict(self.host),
             "unmeasured": asdict(self.unmeasured),
-            "composition": asdict(self.composition),
+            "composition": {**asdict(self.composition), "shares": self.composition.shares.document()},
             "mixed": None if self.mixed is None else self.mixed.document(),
             "ops": {op: calibration.document() for op, calibration in self.ops.items()},
         }
@@ -168,6 +175,8 @@ class DeviceCalibration:
             device["sources"] = tuple(device["sources"].items())
             contention = dict(document["contention"])
             contention["table"] = tuple(contention["table"])
+            composition = dict(document["composition"])
+            composition["shares"] = LayerCosts.read(composition.get("shares", {}))
             return cls(
                 device=DeviceSpec(**device),
                 ops={op: _read_op(op, part) for op, part in document["ops"].items()},
@@ -175,7 +184,7 @@ class DeviceCalibration:
                 contention=Contention(**contention),
                 host=Host(**document["host"]),
                 unmeasured=Unmeasured(**document["unmeasured"]),
-                composition=Composition(**document["composition"]),
+                composition=Composition(**composition),
                 mixed=None if document["mixed"] is None else MixedAttention.read(document["mixed"]),
                 provenance=document["provenance"],
                 holdout=tuple(document["holdout"]),

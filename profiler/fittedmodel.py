@@ -61,6 +61,7 @@ def fitted(
         launch_overhead_s=measured.host.launch_s,
         prefill_composition=measured.composition.prefill,
         decode_composition=measured.composition.decode,
+        layer_costs=measured.composition.shares,
         calibration=measured,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,13 @@ from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
 from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fittedmodel import FittedModel, fitted
+from profiler.layerfit import layer_costs, work_of
 from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
 from profiler.presets import model as model_preset
 from profiler.profile import LAYERS, Profile, rows_digest
 from profiler.specs import DeviceSpec
 from profiler.structure import AXES, Floats
-from profiler.work import Work
 
 ASSUMED_BANDWIDTH = {
     "A100-80G": (18.0, 1.0),
@@ -218,25 +217,16 @@ def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCali
         return calibration
     model = fitted(name, calibration, profile.provenance.tensor_parallel)
     alone = rows[rows["beside"] == ""]
-    composition = Composition(
-        prefill=_ratio(model, alone[alone["kernel"] == "prefill_layers"]),
-        decode=_ratio(model, alone[alone["kernel"] == "decode_layers"]),
-        origin="measured",
+    # On a CPU layers are timed with what the host does between their kernels, which is the launch's.
+    host_s = calibration.host.launch_s if profile.provenance.device == "cpu" else 0.0
+    calibration = replace(
+        calibration, composition=Composition(origin="measured", shares=layer_costs(model, alone, host_s))
     )
-    calibration = replace(calibration, composition=composition)
     beside = rows[rows["beside"].isin(LAYERS)]
     if beside.empty:
         return calibration
     model = fitted(name, calibration, profile.provenance.tensor_parallel)
     return replace(calibration, contention=_contention(model, alone, beside))
-
-
-def _ratio(model: FittedModel, rows: pd.DataFrame) -> float:
-    """Median of measured over predicted time of whole layers."""
-    if rows.empty:
-        return 1.0
-    records = rows.to_dict("records")
-    return median(float(row["latency_s"]) / model.device_seconds(_work(row), int(row["sms"])) for row in records)
 
 
 def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -> Contention:
@@ -253,11 +243,11 @@ def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -
             continue
         slowdown = float(row["latency_s"]) / reference
         sms, other_sms = int(row["sms"]), int(row["beside_sms"])
-        other = _work(row, "beside_")
-        share, bound = model.dram_share(other, other_sms), model.dram_bound_share(_work(row), sms)
+        other = work_of(row, "beside_")
+        share, bound = model.dram_share(other, other_sms), model.dram_bound_share(work_of(row), sms)
         pairs[str(row["kernel"])].append((share * bound, slowdown - 1))
         table.append({"decodes": float(row["kernel"] == "decode_layers"), "sms": sms, "beside_sms": other_sms,
-                      "tokens": float(_work(row).new_tokens), "beside_tokens": float(other.new_tokens),
+                      "tokens": float(work_of(row).new_tokens), "beside_tokens": float(other.new_tokens),
                       "slowdown": slowdown})  # fmt: skip
     decode_any, decode = _losses(pairs["decode_layers"])
     prefill_any, prefill = _losses(pairs["prefill_layers"])
@@ -278,16 +268,4 @@ def _losses(pairs: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:
-    return (row["kernel"], _work(row), int(row["sms"]))
-
-
-def _work(row: Mapping[Any, Any], prefix: str = "") -> Work:
-    """The launch that a row of whole layers measured."""
-    layers = int(row[f"{prefix}layers"])
-    kernel = row["kernel"] if not prefix else row["beside"]
-    if kernel == "prefill_layers":
-        chunk = (int(row[f"{prefix}new_tokens"]), int(row[f"{prefix}cached_tokens"]))
-        return Work(prefill=(chunk,) * int(row[f"{prefix}sequences"]), layers=layers, head=False)
-    requests = int(row[f"{prefix}decode_requests"])
-    context = requests * int(row[f"{prefix}decode_context_tokens"])
-    return Work(decode_requests=requests, decode_context_tokens=context, layers=layers, head=False)
+    return (row["kernel"], work_of(row), int(row["sms"]))

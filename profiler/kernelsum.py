@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from profiler.composition import NOTHING, LayerCosts
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, Source
@@ -35,6 +36,7 @@ class KernelSumModel:
     prefill_overhead_s: more host time of a launch that prefills: its tokens go out, and a policy plans for the queue.
     prefill_composition, decode_composition: time of whole launches over the sum of their kernels, each timed alone:
         of launches that prefill, and of others.
+    layer_costs: the same by SM share, and a time for each layer, where whole layers were timed on shares.
     reserve_tokens: the largest launch for whose activations memory is kept free.
     """
 
@@ -47,9 +49,11 @@ class KernelSumModel:
     prefill_overhead_s: float = 0.0
     prefill_composition: float = 1.0
     decode_composition: float = 1.0
+    layer_costs: LayerCosts = NOTHING
     reserve_tokens: int = 8192
     _shard: Shard = field(init=False, repr=False, compare=False)
     _table: StepTable = field(init=False, repr=False, compare=False)
+    _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
     _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
 
@@ -65,6 +69,7 @@ class KernelSumModel:
         shard = Shard(self.model, self.whole or self.device, self.tensor_parallel)
         object.__setattr__(self, "_shard", shard)
         object.__setattr__(self, "_table", self._make_table(shard))
+        object.__setattr__(self, "_costs", self.layer_costs.by_sms(self.device.sms))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
         object.__setattr__(self, "_beside_shares", {})
 
@@ -117,6 +122,10 @@ class KernelSumModel:
             seconds, _, source = self._table.launch(work, sms)
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
+        if self._costs is not None:
+            layer_s, of_prefill, of_decode = self._costs[sms]
+            seconds = (of_prefill if prefill else of_decode) * seconds
+            seconds += layer_s * (self.model.layers if layers is None else layers)
         seconds *= self.prefill_composition if prefill else self.decode_composition
         seconds += self.launch_overhead_s + (self.prefill_overhead_s if prefill else 0.0)
         if work.head or layers is None:
@@ -128,8 +137,12 @@ class KernelSumModel:
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
         starts, segments = self._table.decode_pass(work, sms)
-        host_s, factor = self.launch_overhead_s + self.pass_overhead_s, self.decode_composition
-        pieces = [(factor * base + host_s, factor * a_token, source) for base, a_token, _, _, source in segments]
+        fixed_s, factor = self.launch_overhead_s + self.pass_overhead_s, self.decode_composition
+        if self._costs is not None:
+            layer_s, _, of_decode = self._costs[sms]
+            fixed_s += factor * layer_s * self.model.layers
+            factor *= of_decode
+        pieces = [(factor * base + fixed_s, factor * a_token, source) for base, a_token, _, _, source in segments]
         known = self._passes[sms]
         if len(known) >= TABLE_ENTRIES:
             known.clear()

@@ -125,10 +125,21 @@ class UnmeasuredPart(Part):
     floor_s: Seconds
 
 
+PAIR = Field(strict=False)
+"""JSON has lists for tuples; what is in them is checked strictly all the same."""
+
+
+class LayerPart(Part):
+    seconds: list[Annotated[tuple[Sms, Seconds], PAIR]] = []
+    prefill: list[Annotated[tuple[Sms, Scale], PAIR]] = []
+    decode: list[Annotated[tuple[Sms, Scale], PAIR]] = []
+
+
 class CompositionPart(Part):
     prefill: Scale
     decode: Scale
     origin: Origin
+    shares: LayerPart = LayerPart()
 
 
 class MixedPart(Part):

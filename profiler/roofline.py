@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from profiler.composition import LayerCosts
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.kerneltime import KernelClock, sharp_bandwidth
@@ -80,6 +81,8 @@ class RooflineModel(KernelSumModel):
             values["whole"] = _spec(DeviceSpec, "whole", values["whole"])
         if "efficiencies" in values:
             values["efficiencies"] = _spec(Efficiencies, "efficiencies", values["efficiencies"])
+        if "layer_costs" in values:
+            values["layer_costs"] = LayerCosts.of(*values["layer_costs"])
         return cls(**values)
 
 

@@ -9,7 +9,6 @@ import policies
 from profiler.devicecalibration import DeviceCalibration
 from profiler.specs import DeviceSpec
 from real.hosttime import OutsideTime
-from real.pace import Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from sim.config import LatencySettings, PolicySettings, RunConfig
 from sim.sweep_spec import PolicyEntry
@@ -57,14 +56,10 @@ class Setting:
     slots: int
     slot_tokens: int
 
-    def config(self, who: Contestant, rate: float | None, host: OutsideTime, pace: Pace | None = None) -> RunConfig:
-        """The settings of one run.
-
-        host: seconds of a launch that the host takes outside the device. With a ``pace`` steps run by the model at that
-        pace, and the policy still plans with what was fitted.
-        """
+    def config(self, who: Contestant, rate: float | None, host: OutsideTime) -> RunConfig:
+        """The settings of one run, real or simulated; ``host``: seconds of a launch outside the device."""
         plan = self.plan
-        fitted = LatencySettings(
+        latency = LatencySettings(
             model=str(self.model_file),
             launch_overhead_s=self.calibration.host.launch_s + host.decode_s,
             prefill_overhead_s=max(0.0, host.prefill_s - host.decode_s),
@@ -82,15 +77,5 @@ class Setting:
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             until_s=plan.until_s,
-            latency=fitted if pace is None else self._paced(fitted, pace),
-            estimator=None if pace is None else fitted,
-        )
-
-    def _paced(self, fitted: LatencySettings, pace: Pace) -> LatencySettings:
-        composition = self.calibration.composition
-        return fitted.model_copy(
-            update={
-                "prefill_composition": composition.prefill * pace.prefill,
-                "decode_composition": composition.decode * pace.decode,
-            }
+            latency=latency,
         )

@@ -12,13 +12,9 @@ from statistics import median
 from typing import NamedTuple, Self
 
 import numpy as np
-from scipy.stats import trim_mean
 
 from real.launches import HOST_PARTS
 from real.serving import Replayed
-
-TRIMMED = 0.05
-"""Of the times at either end: a launch that another program held up says nothing of the rest."""
 
 
 class OutsideTime(NamedTuple):
@@ -29,15 +25,17 @@ class OutsideTime(NamedTuple):
 
     @classmethod
     def of(cls, served: Replayed) -> Self:
-        """Means over the launches of a run, the longest and shortest left out; of the other kind where it has one."""
+        """Medians over the launches of a run; of the other kind where it has none of one.
+
+        A launch for which a lane's buffers grow, or that another program held up, says nothing of the rest.
+        """
         parts = served.launches.host_s(served.result.records.arrival_s)
         seconds = np.sum([parts[name] for name in HOST_PARTS], axis=0)
         steps = served.result.steps
         prefills, decodes = steps.prefill_tokens > 0, steps.decode_requests > 0
         kinds = [seconds[decodes & ~prefills], seconds[prefills]]
-        means = [float(trim_mean(found, TRIMMED)) if len(found) else None for found in kinds]
-        decode_s, prefill_s = means
-        known = [mean for mean in means if mean is not None] or [0.0]
+        decode_s, prefill_s = (float(np.median(found)) if len(found) else None for found in kinds)
+        known = [middle for middle in (decode_s, prefill_s) if middle is not None] or [0.0]
         return cls(known[0] if decode_s is None else decode_s, known[-1] if prefill_s is None else prefill_s)
 
     @classmethod

@@ -1,8 +1,7 @@
-"""How fast the device is now, against when it was profiled.
+"""How fast the device is now, against when it was profiled: whole layers that the profile has, run again.
 
-A shared machine is not as fast at noon as it was in the morning, and a GPU's clocks follow its temperature. So whole
-layers that the profile has are run again on the lanes that are about to serve; the ratio scales the simulation of what
-they then serve. Nothing of the served requests enters it.
+A shared machine is not as fast at noon as it was in the morning, and a GPU's clocks follow its temperature. The ratio
+goes into a run's facts and the report, for who wonders about an error; the simulation knows the profile alone.
 """
 
 from __future__ import annotations
@@ -64,19 +63,20 @@ class Pace(NamedTuple):
         return {"prefill": self.prefill, "decode": self.decode, "probes": rows}
 
 
-def pace(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pace:
+def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pace:
     """Runs layers of ``profile`` again on idle ``lanes``, whose names of each instance are ``names``.
 
     Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
     grants. Raises DeviceError as lanes do.
     """
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
-    found: list[Probe] = []
-    for kind, place in (("prefill", computing[0]), ("decode", computing[-1])):
-        for probe in _probes(profile, kind, lanes, place):
-            # The first is a warm-up: buffers grow, libraries choose their kernels.
-            times = [_seconds(lanes, place, probe) for _ in range(1 + REPEATS)][1:]
-            found.append(probe._replace(seconds=median(times)))
+    places = {"prefill": computing[0], "decode": computing[-1]}
+    probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place)]
+    # In turns, as in a profile. The first is a warm-up: buffers grow, libraries choose their kernels.
+    turns = [[_seconds(lanes, places[probe.kind], probe) for probe in probes] for _ in range(1 + REPEATS)][1:]
+    found = [
+        probe._replace(seconds=median(times)) for probe, times in zip(probes, zip(*turns, strict=True), strict=True)
+    ]
     prefill, decode = (
         _median([probe.ratio for probe in found if probe.kind == kind]) for kind in ("prefill", "decode")
     )

@@ -28,7 +28,7 @@ from real.hosttime import OutsideTime
 from real.layout import Layout, finished
 from real.machine import CpuMachine, CudaMachine
 from real.model import open_model
-from real.pace import Pace, pace
+from real.pace import Pace, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
@@ -116,7 +116,7 @@ class Validation:
             lanes = machine.lanes(who)
             if who.label not in host:
                 host[who.label] = self._host(who, setting, machine)
-            now = None if found.profile is None else pace(found.profile, lanes, who.lanes)
+            now = None if found.profile is None else paced(found.profile, lanes, who.lanes)
             prepared = prepare(setting.config(who, rate, host[who.label]))
             facts = {
                 "device": lanes.settings,
@@ -171,14 +171,14 @@ class Validation:
         return result
 
     def _cell(self, who: Contestant, rate: float | None, setting: Setting) -> Cell | None:
-        """The real runs that are there, and the simulation of the same at the pace and with the host that they had."""
+        """The real runs that are there, and the simulation of the same with the host's time that they planned with."""
         folder = self.layout.cell(who.label, rate)
         runs = self.layout.real(folder)
         if not runs:
             return None
         said = [read_json(run / FACTS) for run in runs]
         host = OutsideTime.median([facts["host_s"] for facts in said])
-        prepared = prepare(setting.config(who, rate, host, self._pace()))
+        prepared = prepare(setting.config(who, rate, host))
         result = prepared.run()
         config = prepared.config
         metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
@@ -191,17 +191,19 @@ class Validation:
             outside_s=host.by_kind(),
         )
 
-    def _pace(self) -> Pace:
-        """Of the whole validation: the probes of one run last seconds, and say little of its minutes."""
+    def _pace(self) -> Pace | None:
+        """How fast the device was while it served, against when it was profiled; None where that is not known."""
         said = [read_json(path)["pace"] for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
-        return Pace.pooled([found for found in said if found is not None])
+        known = [found for found in said if found is not None]
+        return Pace.pooled(known) if known else None
 
     def _header(self, found: Calibrated) -> Mapping[str, Any]:
-        plan, model = self.plan, found.model
+        plan, model, pace = self.plan, found.model, self._pace()
         return {
             "title": f"{plan.model} on {model.device.name}: simulated against measured",
             "plan": plan.model_dump(mode="json", exclude_none=True),
             "requests": len(self.trace),
+            "pace": None if pace is None else {"prefill": pace.prefill, "decode": pace.decode},
             "device": model.device.name,
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),

@@ -21,7 +21,7 @@ from real.hosttime import OutsideTime
 from real.lanes import Batch, DeviceError, Done, Job
 from real.launches import load_launches
 from real.layout import Layout, finished
-from real.pace import pace
+from real.pace import paced
 from real.serving import check_servable, recording_of, replay, serve
 from sim.instance import PolicyError
 from sim.records import STATES
@@ -269,7 +269,7 @@ def test_pace_is_the_median_of_layers_run_again() -> None:
     # Three rows, the longest first; each after a warm-up that does not count.
     decode = [99.0, *[0.04] * 5, 99.0, *[0.06] * 5, 99.0, *[0.03] * 5]
     lanes = Timed({**twice, ("decode", 4): decode})
-    found = pace(profile(), lanes, NAMES)
+    found = paced(profile(), lanes, NAMES)
     assert found.prefill == pytest.approx(median([0.8 / 0.4, 0.3 / 0.1]))
     assert found.decode == pytest.approx(median([0.04 / 0.04, 0.06 / 0.03, 0.03 / 0.02]))
     rows = found.document()["probes"]
@@ -291,7 +291,7 @@ def test_pace_is_the_median_of_layers_run_again() -> None:
 
 
 def test_pace_is_one_where_nothing_of_the_profile_fits() -> None:
-    found = pace(cpu_profile(4), Timed({}), NAMES)
+    found = paced(cpu_profile(4), Timed({}), NAMES)
     assert (found.prefill, found.decode, found.probes) == (1.0, 1.0, ())
     document = found.document()
     assert document == {"prefill": 1.0, "decode": 1.0, "probes": []}
@@ -299,7 +299,7 @@ def test_pace_is_one_where_nothing_of_the_profile_fits() -> None:
 
 def test_layers_that_never_end_are_one_line() -> None:
     with pytest.raises(DeviceError, match=r"^layers that took 0.4 s when profiled took over 120 s$"):
-        pace(profile(), Timed({("prefill", 1): None}), NAMES)
+        paced(profile(), Timed({("prefill", 1): None}), NAMES)
     assert pacing.TIMEOUT_S == 120
 
 
@@ -307,7 +307,7 @@ def test_probes_run_on_lanes_that_then_serve(twin: Twin, tmp_path: Path) -> None
     ready = twin.prepared("bullet", ROWS)
     lanes = lanes_for(ready, drawn_seconds(Random(5)))
     rows = [layers("prefill", 4, 0.1, new=64), layers("decode", 4, 0.1, cached=9, many=8)]
-    found = pace(cpu_profile(8, "tiny", rows), lanes, [("prefill", "decode")])
+    found = paced(cpu_profile(8, "tiny", rows), lanes, [("prefill", "decode")])
     assert len(found.probes) == 2
     assert served(ready, tmp_path / "run", lanes).tokens == twin.expected(ROWS)
     assert SPEC.layers == 4
