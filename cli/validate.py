@@ -133,7 +133,7 @@ def summary(found: Study) -> str:
 
 
 def _teller(quiet: bool) -> Any:
-    from cli.output import progress
+    from cli.output import note, progress
     from real.telling import Begin, Teller
 
     class Progress(Teller):
@@ -141,5 +141,9 @@ def _teller(quiet: bool) -> Any:
         def stage(self, what: str) -> Iterator[Begin]:
             with ExitStack() as shown:
                 yield lambda steps: shown.enter_context(progress(what, steps, quiet=quiet))
+
+        def note(self, text: str) -> None:
+            if not quiet:
+                note(text)
 
     return Progress()

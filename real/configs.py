@@ -7,7 +7,7 @@ from pathlib import Path
 
 import policies
 from profiler.devicecalibration import DeviceCalibration
-from profiler.specs import DeviceSpec
+from profiler.specs import DeviceSpec, ModelSpec
 from real.hosttime import OutsideTime
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from sim.config import LatencySettings, PolicySettings, RunConfig
@@ -15,6 +15,24 @@ from sim.sweep_spec import PolicyEntry
 
 SHARES = 8
 """Parts of a GPU by which policies move SMs, as far as its granularity allows: pairs of shares are made beforehand."""
+
+
+MOST_SLOTS = {"cpu": 256, "cuda": 128}
+MEMORY_SHARE = 0.75
+"""Of the device's memory, for weights and KV; the rest is for launches, graphs and what else there is."""
+
+
+def default_slots(plan: Plan, model: ModelSpec, device: DeviceSpec, requests: int, slot_tokens: int) -> int:
+    """Slots of an instance where the plan leaves them open: one a request, as far as a device of this kind has memory.
+
+    Worked out from the latency model's device, so that a report made elsewhere comes to the same.
+    """
+    # Instances on a CPU share its memory.
+    sharing = max(policies.load(entry.name, entry.settings).fewest_instances for entry in plan.policies)
+    instances = sharing if plan.device == "cpu" else 1
+    left = MEMORY_SHARE * device.memory_bytes - model.weight_bytes
+    fitting = int(left // (instances * slot_tokens * model.kv_bytes_per_token))
+    return max(1, min(requests, MOST_SLOTS[plan.device], fitting))
 
 
 def contestant(entry: PolicyEntry, plan: Plan, device: DeviceSpec, slots: int) -> Contestant:

@@ -20,6 +20,13 @@ LAUNCH_TOKENS = 16384
 """The most tokens of one launch; policies batch fewer."""
 
 
+def check_gpus(instances: int) -> None:
+    """Raises ValueError where there are fewer GPUs than instances."""
+    from profiler.measure.shares_cuda import cuda_runtime
+
+    cuda_runtime(instances - 1)
+
+
 class CpuMachine:
     """The cores that this process may use. Every policy has processes of its own, which stay until the end.
 

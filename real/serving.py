@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from policies.api import Policy
 from real.executor import DeviceExecutor
 from real.lanes import Lanes
 from real.launches import LAUNCHES, LaunchLog, write_launches
@@ -90,15 +91,20 @@ def serve(
 
 def check_servable(prepared: Prepared) -> None:
     """Raises ValueError for what a simulator can do and a device cannot."""
-    if prepared.policy.needs_truth:
-        raise ValueError(
-            f"policy {prepared.policy.name} needs to know how long answers will be, which a device cannot tell; "
-            f"simulate it, or take another policy"
-        )
+    check_policy(prepared.policy)
     if prepared.limits.reuse_preempted:
         raise ValueError("reuse_preempted is simulated only: on a device a request that gives way loses its slot")
     if prepared.config.tensor_parallel != 1:
         raise ValueError(f"tensor_parallel is {prepared.config.tensor_parallel}; a device run has one GPU an instance")
+
+
+def check_policy(policy: Policy) -> None:
+    """Raises ValueError for a policy that a device cannot show what it needs."""
+    if policy.needs_truth:
+        raise ValueError(
+            f"policy {policy.name} needs to know how long answers will be, which a device cannot tell; simulate it, or "
+            f"take another policy"
+        )
 
 
 def recover(recording: Path, target: Path, facts: Mapping[str, Any] | None = None) -> Replayed:

@@ -23,16 +23,16 @@ from typing import Any
 import policies
 from real.calibrating import Calibrated, calibrated, known
 from real.comparison import Cell, load_side
-from real.configs import Setting, contestant
+from real.configs import Setting, contestant, default_slots
 from real.hosttime import OutsideTime
 from real.layout import Layout, finished
-from real.machine import CpuMachine, CudaMachine
+from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
 from real.pace import Pace, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
-from real.serving import FACTS, check_servable, serve
+from real.serving import FACTS, check_policy, check_servable, serve
 from real.telling import Teller, Told
 from sim.config import read_json
 from sim.metrics import summarise
@@ -44,8 +44,10 @@ from traces.arrivals import rescaled
 PROBED_TOKENS = 512
 """Slots hold at least so many tokens, for layers of the profile to be run again in them."""
 
-MOST_SLOTS = {"cpu": 256, "cuda": 128}
 WARM_REQUESTS = 12
+
+DRIFTED = 1.25
+"""A device that is so many times faster or slower than its profile is another one."""
 
 SIMULATED = "simulated"
 
@@ -61,12 +63,21 @@ class Validation:
         self.trace = _trace(plan)
         longest = int((self.trace.prompt_tokens + self.trace.output_tokens).max())
         self.slot_tokens = -(-max(longest, PROBED_TOKENS) // BLOCK_TOKENS) * BLOCK_TOKENS
-        self.slots = plan.slots or min(len(self.trace), MOST_SLOTS[plan.device])
-        for entry in plan.policies:
-            policies.load(entry.name, entry.settings)
+        most = self.model.spec.max_context
+        if longest > most:
+            raise ValueError(
+                f"trace {plan.trace} has a request of {longest} tokens in all, and {plan.model} takes {most}; give "
+                f"--shrink, or another model"
+            )
+        chosen = [policies.load(entry.name, entry.settings) for entry in plan.policies]
+        for policy in chosen:
+            check_policy(policy)
+        self.instances = max(policy.fewest_instances for policy in chosen)
 
     def run(self) -> Study:
         """Everything that is not done yet, and the report."""
+        if self.plan.device == "cuda":
+            check_gpus(self.instances)
         self.layout.begin(self.plan)
         self.layout.rescue()
         save(self.trace, self.layout.trace)
@@ -74,7 +85,7 @@ class Validation:
         setting, everyone = self._settled(found)
         for who, rate in product(everyone, self.rates):
             check_servable(prepare(setting.config(who, rate, OutsideTime())))
-        with closing(self._machine(everyone)) as machine:
+        with closing(self._machine(everyone, setting)) as machine:
             self._serve_all(everyone, setting, found, machine)
         return self._report(everyone, setting, found)
 
@@ -89,7 +100,8 @@ class Validation:
 
     def _settled(self, found: Calibrated) -> tuple[Setting, list[Contestant]]:
         """What all runs have in common, and the policies on their instances."""
-        device, slots = found.model.device, self.slots
+        device, requests = found.model.device, len(self.trace)
+        slots = self.plan.slots or default_slots(self.plan, self.model.spec, device, requests, self.slot_tokens)
         setting = Setting(self.plan, self.layout.trace, found.path, found.model, slots, self.slot_tokens)
         return setting, [contestant(entry, self.plan, device, slots) for entry in self.plan.policies]
 
@@ -98,8 +110,8 @@ class Validation:
         """Requests a second of each cell; None for the trace's own times."""
         return tuple(self.plan.rates) or (None,)
 
-    def _machine(self, everyone: Sequence[Contestant]) -> Machine:
-        sizes = {"slots": self.slots, "slot_tokens": self.slot_tokens}
+    def _machine(self, everyone: Sequence[Contestant], setting: Setting) -> Machine:
+        sizes = {"slots": setting.slots, "slot_tokens": setting.slot_tokens}
         if self.plan.device == "cpu":
             return CpuMachine(self.model, **sizes)
         return CudaMachine(self.model, everyone, **sizes, temperature=self.plan.temperature)
@@ -166,6 +178,7 @@ class Validation:
 
     def _report(self, everyone: Sequence[Contestant], setting: Setting, found: Calibrated) -> Study:
         cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting))]
+        self._warn_of_pace()
         result = study(cells)
         write_report(result, self.layout.out, self._header(found))
         return result
@@ -196,6 +209,15 @@ class Validation:
         said = [read_json(path)["pace"] for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
         known = [found for found in said if found is not None]
         return Pace.pooled(known) if known else None
+
+    def _warn_of_pace(self) -> None:
+        pace = self._pace()
+        for kind, ratio in {} if pace is None else {"prefill": pace.prefill, "decode": pace.decode}.items():
+            if not 1 / DRIFTED < ratio < DRIFTED:
+                self.teller.note(
+                    f"note: layers that {kind} took {ratio:.2f} times as long as when they were profiled; measure "
+                    f"again, in another --out, with no other program running"
+                )
 
     def _header(self, found: Calibrated) -> Mapping[str, Any]:
         plan, model, pace = self.plan, found.model, self._pace()
