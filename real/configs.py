@@ -9,6 +9,7 @@ import policies
 from profiler.devicecalibration import DeviceCalibration
 from profiler.specs import DeviceSpec, ModelSpec
 from real.hosttime import OutsideTime
+from real.pace import Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from sim.config import LatencySettings, PolicySettings, RunConfig
 from sim.sweep_spec import PolicyEntry
@@ -74,10 +75,14 @@ class Setting:
     slots: int
     slot_tokens: int
 
-    def config(self, who: Contestant, rate: float | None, host: OutsideTime) -> RunConfig:
-        """The settings of one run, real or simulated; ``host``: seconds of a launch outside the device."""
+    def config(self, who: Contestant, rate: float | None, host: OutsideTime, pace: Pace | None = None) -> RunConfig:
+        """The settings of one run.
+
+        host: seconds of a launch that the host takes outside the device. With a ``pace``, of a simulation, steps run by
+        the model at that pace, and the policy still plans with what was fitted.
+        """
         plan = self.plan
-        latency = LatencySettings(
+        fitted = LatencySettings(
             model=str(self.model_file),
             launch_overhead_s=self.calibration.host.launch_s + host.decode_s,
             prefill_overhead_s=max(0.0, host.prefill_s - host.decode_s),
@@ -95,5 +100,14 @@ class Setting:
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             until_s=plan.until_s,
-            latency=latency,
+            latency=fitted if pace is None else self._paced(fitted, pace),
+            estimator=None if pace is None else fitted,
         )
+
+    def _paced(self, fitted: LatencySettings, pace: Pace) -> LatencySettings:
+        composition = self.calibration.composition
+        factors = {
+            "prefill_composition": composition.prefill * pace.prefill,
+            "decode_composition": composition.decode * pace.decode,
+        }
+        return fitted.model_copy(update=factors)

@@ -1,12 +1,13 @@
 """How fast the device is now, against when it was profiled: whole layers that the profile has, run again.
 
-A shared machine is not as fast at noon as it was in the morning, and a GPU's clocks follow its temperature. The ratio
-goes into a run's facts and the report, for who wonders about an error; the simulation knows the profile alone.
+A shared machine is not as fast at noon as it was in the morning, and a GPU's clocks follow its temperature. So this is
+done before a run and after it, in turns as a profile does, and the simulation of the run goes at that pace. Nothing of
+the served requests enters it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, Self
 
@@ -38,21 +39,29 @@ class Probe(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Time now over time when profiled, of layers that prefill and of those that decode; 1 where none was run again."""
+    """Layers run again, and what that says of the device."""
 
-    prefill: float
-    decode: float
-    probes: tuple[Probe, ...]
+    probes: tuple[Probe, ...] = ()
+
+    @property
+    def prefill(self) -> float:
+        """Time now over time when profiled, of layers that prefill; 1 where none was run again."""
+        return self._of("prefill")
+
+    @property
+    def decode(self) -> float:
+        """The same of layers that decode."""
+        return self._of("decode")
+
+    def _of(self, kind: str) -> float:
+        ratios = [probe.ratio for probe in self.probes if probe.kind == kind]
+        return median(ratios) if ratios else 1.0
 
     @classmethod
-    def pooled(cls, documents: Sequence[Mapping[str, Any]]) -> Self:
-        """Of all probes of several, as :meth:`document` gave them; 1 of a kind that nobody has."""
-        rows = [probe for found in documents for probe in found["probes"]]
-
-        def of(kind: str) -> float:
-            return _median([row["seconds"] / row["profiled_s"] for row in rows if row["kind"] == kind])
-
-        return cls(of("prefill"), of("decode"), ())
+    def read(cls, documents: Iterable[Mapping[str, Any]]) -> Self:
+        """All probes of what :meth:`document` gave, of one pace or several."""
+        rows = [row for found in documents for row in found["probes"]]
+        return cls(tuple(Probe(row["kind"], row["sms"], (), 0, row["profiled_s"], row["seconds"]) for row in rows))
 
     def document(self) -> dict[str, Any]:
         """JSON types, for a run's facts."""
@@ -77,14 +86,7 @@ def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pac
     found = [
         probe._replace(seconds=median(times)) for probe, times in zip(probes, zip(*turns, strict=True), strict=True)
     ]
-    prefill, decode = (
-        _median([probe.ratio for probe in found if probe.kind == kind]) for kind in ("prefill", "decode")
-    )
-    return Pace(prefill, decode, tuple(found))
-
-
-def _median(ratios: Sequence[float]) -> float:
-    return median(ratios) if ratios else 1.0
+    return Pace(tuple(found))
 
 
 def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str]) -> Iterator[Probe]:

@@ -22,11 +22,11 @@ from real.launches import LAUNCHES, LaunchLog, write_launches
 from real.recording import Recorder, RecordingEnds, ReplayDiffers, Replayer, read_recording
 from real.residents import Residents
 from sim.columns import int_column, text_column, write_columns
-from sim.config import RunConfig, checked
+from sim.config import RunConfig, checked, read_json
 from sim.instance import PolicyError
 from sim.metrics import summarise
 from sim.records import RunResult
-from sim.rundir import complete_or_absent, fill_run, write_json
+from sim.rundir import complete_or_absent, fill_run, replacing, write_json
 from sim.simulate import Prepared, Progress, prepare
 
 ANSWERS = "answers.jsonl"
@@ -129,6 +129,14 @@ def recover(recording: Path, target: Path, facts: Mapping[str, Any] | None = Non
         (directory / ANSWERS).write_bytes(recording.read_bytes())
     recording.unlink()
     return replayed
+
+
+def note(target: Path, facts: Mapping[str, Any]) -> None:
+    """Adds to what the real.json of a run says."""
+    path = target / FACTS
+    known = read_json(path)
+    with replacing(path) as partial:
+        write_json(partial, {**known, **facts})
 
 
 def replay(recording: Path) -> Replayed:

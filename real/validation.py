@@ -25,6 +25,7 @@ from real.calibrating import Calibrated, calibrated, known
 from real.comparison import Cell, load_side
 from real.configs import Setting, contestant, default_slots
 from real.hosttime import OutsideTime
+from real.lanes import Lanes
 from real.layout import Layout, finished
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
@@ -32,7 +33,7 @@ from real.pace import Pace, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
-from real.serving import FACTS, check_policy, check_servable, serve
+from real.serving import FACTS, check_policy, check_servable, note, serve
 from real.telling import Teller, Told
 from sim.config import read_json
 from sim.metrics import summarise
@@ -128,25 +129,29 @@ class Validation:
             lanes = machine.lanes(who)
             if who.label not in host:
                 host[who.label] = self._host(who, setting, machine)
-            now = None if found.profile is None else paced(found.profile, lanes, who.lanes)
+            before = _pace(found, lanes, who)
             prepared = prepare(setting.config(who, rate, host[who.label]))
             facts = {
                 "device": lanes.settings,
                 "host_s": host[who.label].document(),
-                "pace": None if now is None else now.document(),
+                "pace": None if before is None else before.document(),
                 "temperature": self.plan.temperature,
             }
             where = f"{who.label}{'' if rate is None else f' at {rate:g} req/s'}"
+            run = self.layout.cell(who.label, rate) / f"real-{repeat}"
             with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin, self._drawn(machine) as drawn:
                 serve(
                     prepared,
                     lanes,
-                    self.layout.cell(who.label, rate) / f"real-{repeat}",
+                    run,
                     facts=facts,
                     afterwards=drawn,
                     temperature=self.plan.temperature,
                     progress=_requests(begin(len(self.trace))),
                 )
+            after = _pace(found, lanes, who)
+            if before is not None and after is not None:
+                note(run, {"pace": Pace(before.probes + after.probes).document()})
 
     def _host(self, who: Contestant, setting: Setting, machine: Machine) -> OutsideTime:
         """What the host adds to a launch, from serving the first requests."""
@@ -184,14 +189,15 @@ class Validation:
         return result
 
     def _cell(self, who: Contestant, rate: float | None, setting: Setting) -> Cell | None:
-        """The real runs that are there, and the simulation of the same with the host's time that they planned with."""
+        """The real runs that are there, and the simulation of the same with the host and at the pace that they had."""
         folder = self.layout.cell(who.label, rate)
         runs = self.layout.real(folder)
         if not runs:
             return None
         said = [read_json(run / FACTS) for run in runs]
         host = OutsideTime.median([facts["host_s"] for facts in said])
-        prepared = prepare(setting.config(who, rate, host))
+        paces = [facts["pace"] for facts in said if facts["pace"] is not None]
+        prepared = prepare(setting.config(who, rate, host, Pace.read(paces)))
         result = prepared.run()
         config = prepared.config
         metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
@@ -208,7 +214,7 @@ class Validation:
         """How fast the device was while it served, against when it was profiled; None where that is not known."""
         said = [read_json(path)["pace"] for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
         known = [found for found in said if found is not None]
-        return Pace.pooled(known) if known else None
+        return Pace.read(known) if known else None
 
     def _warn_of_pace(self) -> None:
         pace = self._pace()
@@ -230,6 +236,11 @@ class Validation:
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),
         }
+
+
+def _pace(found: Calibrated, lanes: Lanes, who: Contestant) -> Pace | None:
+    """How fast the idle lanes are now; None without a profile to compare with."""
+    return None if found.profile is None else paced(found.profile, lanes, who.lanes)
 
 
 def _requests(tell: Told) -> Callable[[int, float], None]:
