@@ -9,7 +9,7 @@ from pathlib import Path
 from real.plan import Plan
 from real.serving import ANSWERS, FACTS, recover
 from sim.config import checked, read_json
-from sim.rundir import write_json
+from sim.rundir import replacing, write_json
 
 GROWS = ("policies", "rates", "repeats")
 """What of a plan may be another when a validation goes on: runs already there stay what they are."""
@@ -43,7 +43,7 @@ class Layout:
 
     def cell(self, label: str, rate: float | None) -> Path:
         """The runs of a policy at a rate; None where the trace's own times were kept."""
-        return self.out / "runs" / f"{_plain(label)}-{'recorded' if rate is None else f'{rate:g}'}"
+        return self.out / "runs" / f"{_plain(label)}-{'recorded' if rate is None else f'{rate:.12g}'}"
 
     def warm(self, label: str) -> Path:
         return self.out / "warm" / _plain(label)
@@ -67,7 +67,8 @@ class Layout:
         elif self.out.exists() and (not self.out.is_dir() or any(path != self.model for path in self.out.iterdir())):
             raise ValueError(f"{self.out} exists and is no validation; choose another --out")
         self.out.mkdir(parents=True, exist_ok=True)
-        write_json(self.plan, plan.model_dump(mode="json"))
+        with replacing(self.plan) as partial:
+            write_json(partial, plan.model_dump(mode="json"))
 
     def rescue(self) -> list[Path]:
         """Makes directories of the runs that were cut off too roughly to do so themselves; which these are.

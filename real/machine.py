@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from real.cuda import CudaLanes
 
 LAUNCH_TOKENS = 16384
-"""The most tokens of one launch; policies batch fewer."""
+BATCHED_TOKENS = 4096
+
+
+def launch_tokens(slot_tokens: int) -> int:
+    """The most tokens of one launch: policies batch prompts of some thousands of tokens, and one more of any length."""
+    return max(LAUNCH_TOKENS, BATCHED_TOKENS + slot_tokens)
 
 
 def check_gpus(instances: int) -> None:
@@ -49,7 +54,7 @@ class CpuMachine:
                 cores_each=contestant.instance_sms or len(os.sched_getaffinity(0)),
                 slots=self._slots,
                 slot_tokens=self._slot_tokens,
-                launch_tokens=LAUNCH_TOKENS,
+                launch_tokens=launch_tokens(self._slot_tokens),
                 seed=self._model.seed,
             )
         return known
@@ -101,7 +106,7 @@ class CudaMachine:
                 splits=split_sizes([one.policy for one in self._contestants], whole),
                 slots=self._slots,
                 slot_tokens=self._slot_tokens,
-                launch_tokens=LAUNCH_TOKENS,
+                launch_tokens=launch_tokens(self._slot_tokens),
                 seed=self._model.seed,
                 temperature=self._temperature,
             )
