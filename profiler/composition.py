@@ -36,6 +36,18 @@ class LayerCosts(NamedTuple):
         )
         return list(zip(seconds, prefill, decode, strict=True))
 
+    def at_pace(self, prefill: Curve, decode: Curve) -> LayerCosts:
+        """The costs on a device that takes so many times as long, for launches that prefill and for others.
+
+        A time for each layer goes with decode, whose layers have little else.
+        """
+        seconds, of_prefill, of_decode = self
+        return LayerCosts(
+            _product(seconds, decode) if seconds else (),
+            _product(of_prefill, prefill),
+            _product(of_decode, decode),
+        )
+
     def document(self) -> dict[str, list[list[float]]]:
         """JSON types; :meth:`read` makes it again."""
         return {name: [list(point) for point in curve] for name, curve in self._asdict().items()}
@@ -51,3 +63,16 @@ class LayerCosts(NamedTuple):
 
 
 NOTHING = LayerCosts()
+
+
+def _at(curve: Curve, sms: list[int]) -> list[float]:
+    if not curve:
+        return [1.0] * len(sms)
+    values: list[float] = np.interp(sms, [at for at, _ in curve], [value for _, value in curve]).tolist()
+    return values
+
+
+def _product(one: Curve, other: Curve) -> Curve:
+    """Of two curves, at the points of either; an empty one is 1."""
+    sms = sorted({at for at, _ in (*one, *other)})
+    return tuple((at, a * b) for at, a, b in zip(sms, _at(one, sms), _at(other, sms), strict=True))

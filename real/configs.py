@@ -11,7 +11,7 @@ from profiler.specs import DeviceSpec, ModelSpec
 from real.hosttime import OutsideTime
 from real.pace import Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
-from sim.config import LatencySettings, PolicySettings, RunConfig
+from sim.config import LatencySettings, PaceSettings, PolicySettings, RunConfig
 from sim.sweep_spec import PolicyEntry
 
 SHARES = 8
@@ -100,14 +100,11 @@ class Setting:
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             until_s=plan.until_s,
-            latency=fitted if pace is None else self._paced(fitted, pace),
+            latency=fitted if pace is None else fitted.model_copy(update={"pace": paced(pace)}),
             estimator=None if pace is None else fitted,
         )
 
-    def _paced(self, fitted: LatencySettings, pace: Pace) -> LatencySettings:
-        composition = self.calibration.composition
-        factors = {
-            "prefill_composition": composition.prefill * pace.prefill,
-            "decode_composition": composition.decode * pace.decode,
-        }
-        return fitted.model_copy(update=factors)
+
+def paced(pace: Pace) -> PaceSettings:
+    """As a latency model takes it."""
+    return PaceSettings(prefill=pace.by_sms("prefill"), decode=pace.by_sms("decode"))

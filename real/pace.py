@@ -16,6 +16,7 @@ from profiler.measure.attention import Sequenced
 from profiler.profile import Profile
 from real.lanes import Batch, DeviceError, Job, Lanes
 
+KINDS = ("prefill", "decode")
 REPEATS = 5
 MOST_ROWS = 3
 """Rows of the profile for each kind of layers and share: the longest, which are timed best."""
@@ -43,19 +44,13 @@ class Pace(NamedTuple):
 
     probes: tuple[Probe, ...] = ()
 
-    @property
-    def prefill(self) -> float:
-        """Time now over time when profiled, of layers that prefill; 1 where none was run again."""
-        return self._of("prefill")
-
-    @property
-    def decode(self) -> float:
-        """The same of layers that decode."""
-        return self._of("decode")
-
-    def _of(self, kind: str) -> float:
-        ratios = [probe.ratio for probe in self.probes if probe.kind == kind]
-        return median(ratios) if ratios else 1.0
+    def by_sms(self, kind: str) -> list[tuple[int, float]]:
+        """Time now over time when profiled, of layers of a kind on each share they were run again on."""
+        ratios: dict[int, list[float]] = {}
+        for probe in self.probes:
+            if probe.kind == kind:
+                ratios.setdefault(probe.sms, []).append(probe.ratio)
+        return [(sms, median(found)) for sms, found in sorted(ratios.items())]
 
     @classmethod
     def read(cls, documents: Iterable[Mapping[str, Any]]) -> Self:
@@ -69,7 +64,7 @@ class Pace(NamedTuple):
             {"kind": probe.kind, "sms": probe.sms, "profiled_s": probe.profiled_s, "seconds": probe.seconds}
             for probe in self.probes
         ]
-        return {"prefill": self.prefill, "decode": self.decode, "probes": rows}
+        return {**{kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}, "probes": rows}
 
 
 def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pace:

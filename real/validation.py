@@ -29,7 +29,7 @@ from real.lanes import Lanes
 from real.layout import Layout, finished
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
-from real.pace import Pace, paced
+from real.pace import KINDS, Pace, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
@@ -217,13 +217,14 @@ class Validation:
         return Pace.read(known) if known else None
 
     def _warn_of_pace(self) -> None:
-        pace = self._pace()
-        for kind, ratio in {} if pace is None else {"prefill": pace.prefill, "decode": pace.decode}.items():
-            if not 1 / DRIFTED < ratio < DRIFTED:
-                self.teller.note(
-                    f"note: layers that {kind} took {ratio:.2f} times as long as when they were profiled; measure "
-                    f"again, in another --out, with no other program running"
-                )
+        pace = self._pace() or Pace()
+        for kind in KINDS:
+            for sms, ratio in pace.by_sms(kind):
+                if not 1 / DRIFTED < ratio < DRIFTED:
+                    self.teller.note(
+                        f"note: layers that {kind} took {ratio:.2f} times as long on {sms} SMs as when they were "
+                        f"profiled; measure again, in another --out, with no other program running"
+                    )
 
     def _header(self, found: Calibrated) -> Mapping[str, Any]:
         plan, model, pace = self.plan, found.model, self._pace()
@@ -231,7 +232,7 @@ class Validation:
             "title": f"{plan.model} on {model.device.name}: simulated against measured",
             "plan": plan.model_dump(mode="json", exclude_none=True),
             "requests": len(self.trace),
-            "pace": None if pace is None else {"prefill": pace.prefill, "decode": pace.decode},
+            "pace": None if pace is None else {kind: dict(pace.by_sms(kind)) for kind in KINDS},
             "device": model.device.name,
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),

@@ -69,13 +69,24 @@ class PolicySettings(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
+Factor = Annotated[float, Field(gt=0)]
+Points = list[Annotated[tuple[Count, Factor], Field(strict=False)]]
+
+
+class PaceSettings(Settings):
+    """Factors on the time of launches that prefill and of others: (SMs, factor), interpolated between."""
+
+    prefill: Points = Field(default_factory=list)
+    decode: Points = Field(default_factory=list)
+
+
 class LatencySettings(Settings):
     """Which latency model, and what differs from its own settings; None keeps those.
 
     model: ``fitted`` (built in), ``roofline``, or a file of ``bulletsim fit``; None: fitted where one is built in.
     model_sha256: of that file when the run was made; checked when it is repeated.
     gemm, attention, bandwidth: of the roofline alone.
-    prefill_composition, decode_composition: factors on the kernels of launches that prefill, and of others.
+    pace: how many times as long as measured launches take on the device: one number, or by kind of launch and SMs.
     """
 
     model: str | None = None
@@ -88,8 +99,7 @@ class LatencySettings(Settings):
     pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
     launch_overhead_s: Annotated[float, Field(ge=0)] | None = None
     prefill_overhead_s: Annotated[float, Field(ge=0)] | None = None
-    prefill_composition: Annotated[float, Field(gt=0)] | None = None
-    decode_composition: Annotated[float, Field(gt=0)] | None = None
+    pace: Factor | PaceSettings | None = None
     reserve_tokens: Annotated[int, Field(ge=0)] | None = None
 
 

@@ -29,7 +29,7 @@ def latency_model(config: RunConfig, chosen: LatencySettings | None = None) -> K
     one named. Raises ValueError for names, files and settings that do not go together.
     """
     settings = (chosen or config.latency).model_dump(exclude_none=True)
-    source, sha256 = settings.pop("model", None), settings.pop("model_sha256", None)
+    source, sha256, pace = (settings.pop(name, None) for name in ("model", "model_sha256", "pace"))
     spec = _model(config, settings)
     shares = {name: settings.pop(name) for name in _SHARES if name in settings}
     calibration = _calibration(source, sha256, config.device)
@@ -43,7 +43,15 @@ def latency_model(config: RunConfig, chosen: LatencySettings | None = None) -> K
         )
     else:
         model = fitted(spec, calibration, config.tensor_parallel)
-    return _on_instance(dataclasses.replace(model, **settings), config.instance_sms)
+    return _on_instance(_at_pace(dataclasses.replace(model, **settings), pace), config.instance_sms)
+
+
+def _at_pace(model: KernelSumModel, pace: float | dict[str, Any] | None) -> KernelSumModel:
+    if pace is None:
+        return model
+    everywhere = ((model.device.sms, pace),)
+    curves = (pace["prefill"], pace["decode"]) if isinstance(pace, dict) else (everywhere, everywhere)
+    return dataclasses.replace(model, layer_costs=model.layer_costs.at_pace(*map(tuple, curves)))
 
 
 def _on_instance(model: KernelSumModel, sms: int | None) -> KernelSumModel:

@@ -81,6 +81,23 @@ def test_estimates_have_them_by_share_and_layer() -> None:
     assert NOTHING.by_sms(132) is None
 
 
+def test_a_pace_multiplies_costs_at_every_share() -> None:
+    plain = tiny()
+    costs = LayerCosts(*(tuple(each.items()) for each in (LAYER_S, PREFILL, DECODE)))
+    prefill = Work(prefill=((512, 0),), layers=2, head=False)
+    decode = Work(decode_requests=8, decode_context_tokens=2048)
+    for before, base in ((NOTHING, plain), (costs, replace(plain, layer_costs=costs))):
+        model = replace(plain, layer_costs=before.at_pace(((132, 1.2),), ((64, 1.5), (132, 1.1))))
+        for sms, slower in ((64, 1.5), (132, 1.1)):
+            assert model.device_seconds(decode, sms) == pytest.approx(
+                slower * base.device_seconds(decode, sms), rel=1e-9
+            )
+        found, seconds = model.device_seconds(prefill, 132), 2 * dict(before.seconds).get(132, 0.0)
+        kernels = base.device_seconds(prefill, 132) - seconds
+        assert found == pytest.approx(1.2 * kernels + 1.1 * seconds, rel=1e-9)
+    assert NOTHING.at_pace((), ()) == NOTHING
+
+
 def test_costs_survive_their_file() -> None:
     costs = LayerCosts(((64, 1e-5),), (), ((64, 1.5), (132, 1.0)))
     assert LayerCosts.read(costs.document()) == costs

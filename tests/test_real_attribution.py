@@ -110,7 +110,7 @@ def test_what_the_simulation_knows_of_host_and_pace_is_no_error() -> None:
     """The policy of the real run planned with the fitted model; the simulation runs by it at the pace of the device."""
     host_s = 1e-3
     plan = {"launch_overhead_s": 5e-5 + host_s}
-    paced = plan | {"prefill_composition": 1.3, "decode_composition": 1.1}
+    paced = plan | {"pace": {"prefill": [(132, 1.3)], "decode": [(132, 1.1)]}}
     simulation = prepare(config("bullet", latency=paced, estimator=plan))
     real = logged(prepare(config("bullet", latency=plan)), simulation.latency, host_s)
     same = replace(logged(simulation, simulation.latency, 0.0), launches=None)

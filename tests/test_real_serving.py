@@ -21,7 +21,7 @@ from real.hosttime import OutsideTime
 from real.lanes import Batch, DeviceError, Done, Job
 from real.launches import load_launches
 from real.layout import Layout, finished
-from real.pace import paced
+from real.pace import Pace, paced
 from real.serving import check_servable, recording_of, replay, serve
 from sim.instance import PolicyError
 from sim.records import STATES
@@ -266,12 +266,13 @@ NAMES = [("prefill",), ("decode", LINK)]
 
 def test_pace_is_the_median_of_layers_run_again() -> None:
     twice = {("prefill", 1): [99.0, *[0.8] * 5], ("prefill", 4): [99.0, 0.1, 0.3, 0.3, 0.3, 9.0]}
-    # Three rows, the longest first; each after a warm-up that does not count.
-    decode = [99.0, *[0.04] * 5, 99.0, *[0.06] * 5, 99.0, *[0.03] * 5]
+    # Three rows in turns, the longest first, after a turn that does not count.
+    decode = [99.0] * 3 + [0.04, 0.06, 0.03] * 5
     lanes = Timed({**twice, ("decode", 4): decode})
     found = paced(profile(), lanes, NAMES)
-    assert found.prefill == pytest.approx(median([0.8 / 0.4, 0.3 / 0.1]))
-    assert found.decode == pytest.approx(median([0.04 / 0.04, 0.06 / 0.03, 0.03 / 0.02]))
+    assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
+    assert dict(found.by_sms("decode")) == pytest.approx({4: median([0.04 / 0.04, 0.06 / 0.03, 0.03 / 0.02])})
+    assert Pace.read([found.document()]).by_sms("prefill") == found.by_sms("prefill")
     rows = found.document()["probes"]
     assert [(row["kind"], row["sms"], row["profiled_s"]) for row in rows] == [
         ("prefill", 1, 0.4),
@@ -290,11 +291,10 @@ def test_pace_is_the_median_of_layers_run_again() -> None:
     assert last.sequences == (Sequenced(0, 1, 102), Sequenced(1, 1, 102))
 
 
-def test_pace_is_one_where_nothing_of_the_profile_fits() -> None:
+def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
     found = paced(cpu_profile(4), Timed({}), NAMES)
-    assert (found.prefill, found.decode, found.probes) == (1.0, 1.0, ())
-    document = found.document()
-    assert document == {"prefill": 1.0, "decode": 1.0, "probes": []}
+    assert found.probes == ()
+    assert found.document() == {"prefill": [], "decode": [], "probes": []}
 
 
 def test_layers_that_never_end_are_one_line() -> None:
