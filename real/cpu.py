@@ -119,7 +119,7 @@ class CpuLanes:
         try:
             tokens, begin_s, finish_s, processor_s = handle.answer()
         except Failed as error:
-            raise DeviceError(f"lane {job.lane} of instance {job.instance} failed: {error}; {REMEDY}") from None
+            raise DeviceError(f"lane {job.lane} of instance {job.instance} failed: {error}") from None
         except ValueError as error:
             raise DeviceError(str(error)) from None
         return Done(job.job_id, tokens, begin_s, finish_s, processor_s, job.sms)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar
 
+from pydantic import BaseModel, ConfigDict
+
+from real.comparison import FACTS
 from real.plan import Plan
-from real.serving import ANSWERS, FACTS, recover
+from real.serving import ANSWERS, recover
 from sim.config import checked, read_json
 from sim.rundir import replacing, write_json
 
@@ -64,11 +71,35 @@ class Layout:
                         f"{self.out} holds a validation whose {name} is {theirs!r}, and {mine!r} is asked for; give "
                         f"the same, or another --out"
                     )
-        elif self.out.exists() and (not self.out.is_dir() or any(path != self.model for path in self.out.iterdir())):
+        elif any((self.out / "runs").glob("*/real-*")):
+            raise ValueError(f"{self.plan} is missing, and there are runs; put it back, or choose another --out")
+        elif self.out.exists() and (not self.out.is_dir() or set(self.out.iterdir()) - {self.model, self._lock}):
             raise ValueError(f"{self.out} exists and is no validation; choose another --out")
         self.out.mkdir(parents=True, exist_ok=True)
         with replacing(self.plan) as partial:
             write_json(partial, plan.model_dump(mode="json"))
+
+    @property
+    def _lock(self) -> Path:
+        return self.out / ".lock"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other commands out of the directory, which is made; the system lets go when the process ends.
+
+        Raises ValueError where another is at work there, and where it cannot be one.
+        """
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"{self.out} exists and is no validation; choose another --out")
+        self.out.mkdir(parents=True, exist_ok=True)
+        with self._lock.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"another bulletsim validate is at work in {self.out}; wait for it, or choose another --out"
+                ) from None
+            yield
 
     def rescue(self) -> list[Path]:
         """Makes directories of the runs that were cut off too roughly to do so themselves; which these are.
@@ -91,9 +122,62 @@ class Layout:
         return sorted(runs, key=lambda run: not finished(run))
 
 
+Said = TypeVar("Said", bound=BaseModel)
+
+
+class Host(BaseModel):
+    """OutsideTime.document."""
+
+    decode: float
+    prefill: float
+
+
+class ProbeRow(BaseModel):
+    """Of Pace.document."""
+
+    kind: Literal["prefill", "decode"]
+    sms: int
+    profiled_s: float
+    seconds: float
+
+
+class Probed(BaseModel):
+    """Pace.document."""
+
+    probes: list[ProbeRow]
+
+
+class Ended(BaseModel):
+    """How any run's real.json says whether it came to its end."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    finished: bool
+
+
+class Facts(Ended):
+    """What a validation reads of the real.json of its runs; there is more in it."""
+
+    host_s: Host
+    pace: Probed | None
+    waited_s: float | None = None
+
+
+def read_facts(run: Path) -> Facts:
+    """Raises ValueError, with the remedy, for a real.json that is damaged."""
+    return _read(run, Facts)
+
+
+def _read(run: Path, what: type[Said]) -> Said:
+    try:
+        return checked(what, read_json(run / FACTS), str(run / FACTS))
+    except ValueError as error:
+        raise ValueError(f"{error}; remove {run}, and the same command serves it again") from None
+
+
 def finished(run: Path) -> bool:
     """Whether a real run is there and came to its end."""
-    return (run / FACTS).is_file() and read_json(run / FACTS).get("finished") is True
+    return (run / FACTS).is_file() and _read(run, Ended).finished
 
 
 def _plain(label: str) -> str:

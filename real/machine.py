@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from policies.api import LINK, Policy
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 LAUNCH_TOKENS = 16384
 BATCHED_TOKENS = 4096
+BUDGETS = ("budget_tokens", "batch_tokens")
+"""Settings by which policies say how many tokens they batch."""
 
 
-def launch_tokens(slot_tokens: int) -> int:
-    """The most tokens of one launch: policies batch prompts of some thousands of tokens, and one more of any length."""
-    return max(LAUNCH_TOKENS, BATCHED_TOKENS + slot_tokens)
+def launch_tokens(policies: Iterable[Policy], slots: int, slot_tokens: int) -> int:
+    """The most tokens of one launch: what policies batch, and one prompt more of any length; all slots at most."""
+    batched = [getattr(policy, name, BATCHED_TOKENS) for policy in policies for name in BUDGETS]
+    return min(slots * slot_tokens, max(LAUNCH_TOKENS, max(batched) + slot_tokens))
 
 
 def check_gpus(instances: int) -> None:
@@ -54,7 +57,7 @@ class CpuMachine:
                 cores_each=contestant.instance_sms or len(os.sched_getaffinity(0)),
                 slots=self._slots,
                 slot_tokens=self._slot_tokens,
-                launch_tokens=launch_tokens(self._slot_tokens),
+                launch_tokens=launch_tokens([contestant.policy], self._slots, self._slot_tokens),
                 seed=self._model.seed,
             )
         return known
@@ -106,7 +109,7 @@ class CudaMachine:
                 splits=split_sizes([one.policy for one in self._contestants], whole),
                 slots=self._slots,
                 slot_tokens=self._slot_tokens,
-                launch_tokens=launch_tokens(self._slot_tokens),
+                launch_tokens=launch_tokens([one.policy for one in self._contestants], self._slots, self._slot_tokens),
                 seed=self._model.seed,
                 temperature=self._temperature,
             )

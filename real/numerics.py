@@ -106,7 +106,7 @@ def check_arithmetic(file: Path) -> None:
         "attention_bias": bool(data.get("attention_bias")),
         "mlp_bias": bool(data.get("mlp_bias")),
         "partial_rotary_factor": data.get("partial_rotary_factor", 1) != 1,
-        "sliding_window": _window(data, family) < data.get("max_position_embeddings", 0),
+        "sliding_window": _window(data, family) < int(data.get("max_position_embeddings", 0)),
     }
     for name, is_wrong in wrong.items():
         if is_wrong:

@@ -34,7 +34,7 @@ class Plan(Settings):
     time_scale: Positive = 1.0
     requests: Count | None = None
     shrink: Count = 1
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     slo: SloSettings = SloSettings()
     repeats: Count = 2
     slots: Count | None = None

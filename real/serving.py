@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from policies.api import Policy
+from real.comparison import FACTS
 from real.executor import DeviceExecutor
 from real.lanes import Lanes
 from real.launches import LAUNCHES, LaunchLog, write_launches
@@ -30,7 +31,6 @@ from sim.rundir import complete_or_absent, fill_run, replacing, write_json
 from sim.simulate import Prepared, Progress, prepare
 
 ANSWERS = "answers.jsonl"
-FACTS = "real.json"
 TOKENS = "tokens.parquet"
 
 
@@ -151,6 +151,8 @@ def replay(recording: Path) -> Replayed:
     serving = loop.loop(executor=replayer)
     try:
         result, finished = serving.run(), True
+        if replayer.given < len(answers):
+            raise ReplayDiffers(f"{recording}: {len(answers) - replayer.given} answers follow after the run has ended")
     except RecordingEnds:
         result, finished = serving.result(), False
     except PolicyError:

@@ -22,20 +22,19 @@ from typing import Any
 
 import policies
 from real.calibrating import Calibrated, calibrated, known
-from real.comparison import Cell, load_side
+from real.comparison import FACTS, Cell, load_side
 from real.configs import Setting, contestant, default_slots
 from real.hosttime import OutsideTime
 from real.lanes import Lanes
-from real.layout import Layout, finished
+from real.layout import Layout, finished, read_facts
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
 from real.pace import KINDS, Pace, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
-from real.serving import FACTS, check_policy, check_servable, note, serve
+from real.serving import check_policy, check_servable, note, serve
 from real.telling import Teller, Told
-from sim.config import read_json
 from sim.metrics import summarise
 from sim.rundir import write_run
 from sim.simulate import prepare
@@ -49,6 +48,9 @@ WARM_REQUESTS = 12
 
 DRIFTED = 1.25
 """A device that is so many times faster or slower than its profile is another one."""
+
+HELD_UP = 0.25
+"""Of a run's time; less than that lanes take from each other."""
 
 SIMULATED = "simulated"
 
@@ -79,25 +81,30 @@ class Validation:
         """Everything that is not done yet, and the report."""
         if self.plan.device == "cuda":
             check_gpus(self.instances)
-        self.layout.begin(self.plan)
-        self.layout.rescue()
-        save(self.trace, self.layout.trace)
-        found = calibrated(self.plan, self.layout, self.teller)
-        setting, everyone = self._settled(found)
-        for who, rate in product(everyone, self.rates):
-            check_servable(prepare(setting.config(who, rate, OutsideTime())))
-        with closing(self._machine(everyone, setting)) as machine:
-            self._serve_all(everyone, setting, found, machine)
-        return self._report(everyone, setting, found)
+        with self.layout.held():
+            self.layout.begin(self.plan)
+            self.layout.rescue()
+            save(self.trace, self.layout.trace)
+            found = calibrated(self.plan, self.layout, self.teller)
+            setting, everyone = self._settled(found)
+            for who, rate in product(everyone, self.rates):
+                check_servable(prepare(setting.config(who, rate, OutsideTime())))
+            with closing(self._machine(everyone, setting)) as machine:
+                self._serve_all(everyone, setting, found, machine)
+            return self._report(everyone, setting, found)
 
     def report(self) -> Study:
         """The report alone, of the runs that are there. Raises ValueError where there is none."""
-        if not self.layout.rescue() and not any(self.layout.out.glob(f"runs/*/real-*/{FACTS}")):
-            raise ValueError(f"{self.layout.out} holds no run of a validation; leave --report out to begin one")
-        self.layout.begin(self.plan)
-        found = known(self.plan, self.layout)
-        setting, everyone = self._settled(found)
-        return self._report(everyone, setting, found)
+        nothing = f"{self.layout.out} holds no run of a validation; leave --report out to begin one"
+        if not (self.layout.out / "runs").is_dir():
+            raise ValueError(nothing)
+        with self.layout.held():
+            if not self.layout.rescue() and not any(self.layout.out.glob(f"runs/*/real-*/{FACTS}")):
+                raise ValueError(nothing)
+            self.layout.begin(self.plan)
+            found = known(self.plan, self.layout)
+            setting, everyone = self._settled(found)
+            return self._report(everyone, setting, found)
 
     def _settled(self, found: Calibrated) -> tuple[Setting, list[Contestant]]:
         """What all runs have in common, and the policies on their instances."""
@@ -157,7 +164,8 @@ class Validation:
         """What the host adds to a launch, from serving the first requests."""
         config = setting.config(who, self.rates[0], OutsideTime())
         few = config.model_copy(update={"requests": min(WARM_REQUESTS, len(self.trace))})
-        served = serve(prepare(few), machine.lanes(who), self.layout.warm(who.label), facts={})
+        heat = self.plan.temperature
+        served = serve(prepare(few), machine.lanes(who), self.layout.warm(who.label), facts={}, temperature=heat)
         return OutsideTime.of(served)
 
     @contextmanager
@@ -184,6 +192,7 @@ class Validation:
     def _report(self, everyone: Sequence[Contestant], setting: Setting, found: Calibrated) -> Study:
         cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting))]
         self._warn_of_pace()
+        self._warn_of_others(cells)
         result = study(cells)
         write_report(result, self.layout.out, self._header(found))
         return result
@@ -194,9 +203,9 @@ class Validation:
         runs = self.layout.real(folder)
         if not runs:
             return None
-        said = [read_json(run / FACTS) for run in runs]
-        host = OutsideTime.median([facts["host_s"] for facts in said])
-        paces = [facts["pace"] for facts in said if facts["pace"] is not None]
+        said = [read_facts(run).model_dump() for run in runs]
+        host = OutsideTime.median([one["host_s"] for one in said])
+        paces = [one["pace"] for one in said if one["pace"] is not None]
         prepared = prepare(setting.config(who, rate, host, Pace.read(paces)))
         result = prepared.run()
         config = prepared.config
@@ -212,9 +221,20 @@ class Validation:
 
     def _pace(self) -> Pace | None:
         """How fast the device was while it served, against when it was profiled; None where that is not known."""
-        said = [read_json(path)["pace"] for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
+        runs = [path.parent for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
+        said = [read_facts(run).model_dump()["pace"] for run in runs]
         known = [found for found in said if found is not None]
         return Pace.read(known) if known else None
+
+    def _warn_of_others(self, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            for side in cell.real:
+                waited_s, run_s = side.facts.get("waited_s"), float(side.run.steps.end_s.max(initial=0.0))
+                if waited_s is not None and waited_s > HELD_UP * run_s:
+                    self.teller.note(
+                        f"note: {cell.policy} at {cell.rate:g} req/s: threads had no core for {waited_s:.1f} s in a "
+                        f"run of {run_s:.1f} s; serve again in another --out, with no other program running"
+                    )
 
     def _warn_of_pace(self) -> None:
         pace = self._pace() or Pace()

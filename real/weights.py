@@ -144,7 +144,7 @@ def _indexed(folder: Path) -> dict[str, Path]:
     try:
         listed = json.loads(index.read_bytes())["weight_map"]
         files = {str(name): folder / file for name, file in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{index}: no weight_map of tensors to files in it; get the file again") from None
     for file in sorted(set(files.values())):
         if not file.is_file():
@@ -156,7 +156,7 @@ def _indexed(folder: Path) -> dict[str, Path]:
 def _opened(file: Path) -> Iterator[Any]:
     try:
         opened = safe_open(file, framework="pt")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{file}: no whole safetensors file ({error}); get the file again") from None
     with opened as tensors:
         yield tensors

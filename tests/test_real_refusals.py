@@ -16,6 +16,7 @@ from cli.main import run
 from profiler.fitting import fit_device
 from profiler.profile import Profile
 from profiler.profile import Provenance as Measured
+from real.layout import Layout, read_facts
 from tests.toys import cpu_profile, trace_of
 from tests.validations import (
     CORES,
@@ -101,7 +102,11 @@ REFUSED: dict[str, tuple[dict[str, str | int | None], str, str]] = {
     "a damaged folder": ({"model": "FILES/damaged"}, "chunked", "model.safetensors"),
     "an empty folder": ({"model": "FILES/empty"}, "chunked", "config.json"),
     "a policy that needs the truth": ({}, "FILES/own.py:Oracle", "policy oracle needs to know how long answers will"),
-    "more context than the model has": ({"trace": "FILES/long.csv"}, "chunked", "exceed 256 tokens, the context of"),
+    "more context than the model has": (
+        {"trace": "FILES/long.csv"},
+        "chunked",
+        "a request of 258 tokens in all",
+    ),
     "a policy for more cores": (
         {},
         f"disaggregation:prefill_instances={CORES}",
@@ -182,3 +187,22 @@ def test_settings_may_change_while_nothing_has_been_served(files: Path, tmp_path
     (out / "profile.journal.jsonl").write_text("")
     assert run([*options(files, out, model="tiny"), *policies("chunked")]) == 2
     assert_one_line(capsys.readouterr().err, "holds a validation whose model is")
+
+
+def test_two_commands_do_not_work_in_one_directory(
+    odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second would take the first one's recording for what a killed one left."""
+    out = tmp_path / "out"
+    (out / "runs").mkdir(parents=True)
+    with Layout(out).held():
+        for more in ([], ["--report"]):
+            assert run([*options(odd, str(out)), "--policy", "chunked", *more]) == 2
+            assert_one_line(capsys.readouterr().err, "another bulletsim validate is at work in")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"finished": true, "host_s": {}, "pace": null}', "{"])
+def test_a_damaged_real_json_names_the_remedy(tmp_path: Path, text: str) -> None:
+    (tmp_path / "real.json").write_text(text)
+    with pytest.raises(ValueError, match=f"real.json.*remove {tmp_path}, and the same command serves it again"):
+        read_facts(tmp_path)

@@ -233,7 +233,7 @@ def _energy(sides: tuple[Side, ...]) -> Iterator[Markup]:
 
 def _measured(entries: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's facts say of energy and clocks."""
-    return {name: entries[name] for name in ("energy", "clocks") if entries.get(name) is not None}
+    return {"energy": entries["energy"]} if entries.get("energy") is not None else {}
 
 
 def _settings(real: tuple[Side, ...], simulated: Side) -> Markup:
