@@ -106,14 +106,17 @@ def _entry(text: str) -> dict[str, Any]:
 
 def _validated(plan: Plan, out: Path, *, only_report: bool, json: bool, quiet: bool) -> None:
     from cli.output import note, print_json
+    from real.lanes import DeviceError
     from real.validation import Validation
     from sim.config import read_json
 
     validation = Validation(plan, out, _teller(quiet or json))
     try:
         found = validation.report() if only_report else validation.run()
-    except (KeyboardInterrupt, ValueError):
-        if not quiet and out.is_dir():
+    except BaseException as error:
+        # What was refused is not mended by the same command.
+        stopped = isinstance(error, DeviceError) or not isinstance(error, Exception)
+        if stopped and not quiet and not only_report and (out / "plan.json").is_file():
             note(f"what is done stays in {out}; the same command goes on")
         raise
     if json:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
-
-import numpy as np
 
 Curve = tuple[tuple[int, float], ...]
 """(SMs, value), ascending; between them it is interpolated, outside it stays what it is at the end."""
@@ -29,12 +28,9 @@ class LayerCosts(NamedTuple):
         """(seconds, prefill factor, decode factor) on 0 (unused) to ``sms`` SMs; None where there is nothing to add."""
         if not any(self):
             return None
-        every = np.arange(sms + 1)
-        seconds, prefill, decode = (
-            np.interp(every, [at for at, _ in curve], [value for _, value in curve]).tolist() if curve else nothing
-            for curve, nothing in zip(self, ([0.0] * (sms + 1), [1.0] * (sms + 1), [1.0] * (sms + 1)), strict=True)
-        )
-        return list(zip(seconds, prefill, decode, strict=True))
+        return [
+            (_at(self.seconds, at, 0.0), _at(self.prefill, at, 1.0), _at(self.decode, at, 1.0)) for at in range(sms + 1)
+        ]
 
     def at_pace(self, prefill: Curve, decode: Curve) -> LayerCosts:
         """The costs on a device that takes so many times as long, for launches that prefill and for others.
@@ -65,14 +61,18 @@ class LayerCosts(NamedTuple):
 NOTHING = LayerCosts()
 
 
-def _at(curve: Curve, sms: list[int]) -> list[float]:
+def _at(curve: Curve, sms: int, nothing: float) -> float:
+    """A curve's value; ``nothing`` of an empty one. Without numpy, which importing the profiler does not load."""
     if not curve:
-        return [1.0] * len(sms)
-    values: list[float] = np.interp(sms, [at for at, _ in curve], [value for _, value in curve]).tolist()
-    return values
+        return nothing
+    place = bisect_left(curve, sms, key=lambda point: point[0])
+    if place in (0, len(curve)):
+        return curve[min(place, len(curve) - 1)][1]
+    (low, left), (high, right) = curve[place - 1 : place + 1]
+    return left + (right - left) * (sms - low) / (high - low)
 
 
 def _product(one: Curve, other: Curve) -> Curve:
     """Of two curves, at the points of either; an empty one is 1."""
     sms = sorted({at for at, _ in (*one, *other)})
-    return tuple((at, a * b) for at, a, b in zip(sms, _at(one, sms), _at(other, sms), strict=True))
+    return tuple((at, _at(one, at, 1.0) * _at(other, at, 1.0)) for at in sms)
