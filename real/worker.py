@@ -116,7 +116,9 @@ class LaneWorker:
         assert shared.residual is not None
         assert shared.hidden is not None
         if tokens > len(shared.residual):
-            raise ValueError(f"a launch of {tokens} tokens; lanes were made for {len(shared.residual)}")
+            raise ValueError(
+                f"a launch of {tokens} tokens; lanes were made for {len(shared.residual)}; let the policy batch fewer"
+            )
         known = self._transformer
         if known is not None and tokens <= len(known.scratch.normed) and rows <= len(known.scratch.tokens):
             return known

@@ -172,7 +172,9 @@ def test_a_failed_job_and_a_killed_process_are_one_line_each(twin: Twin, tmp_pat
     try:
         long = Batch((Sequenced(0, 65, 0),), (1,) * 65, 0, SPEC.layers)
         lanes.submit(Job(0, 0, "main", 1, long))
-        message = "^lane main of instance 0 failed: a launch of 65 tokens; lanes were made for 64; "
+        message = (
+            "^lane main of instance 0 failed: a launch of 65 tokens; lanes were made for 64; let the policy batch fewer"
+        )
         with pytest.raises(DeviceError, match=message):
             lanes.wait(60)
         lanes.submit(Job(0, 0, "main", 1, Batch((Sequenced(0, 1, SLOT_TOKENS),), (1,), 0, SPEC.layers)))
