@@ -22,7 +22,8 @@ def layer_costs(model: FittedModel, rows: pd.DataFrame, host_s: float = 0.0) -> 
     """The costs that explain best how long ``rows`` of LAYERS, timed alone, took; ``host_s`` of each was the host's.
 
     Least squares of the relative error, on each share for itself: a time for a layer and a factor for each kind of
-    launch, none below nothing. A share with no more different launches than such numbers has factors alone.
+    launch, the first not below 0 and the others above it. A share with no more different launches than such numbers has
+    factors alone.
     """
     seconds: list[tuple[int, float]] = []
     factors: dict[str, list[tuple[int, float]]] = {kind: [] for kind in LAYERS}

@@ -87,6 +87,7 @@ class Setting:
             launch_overhead_s=self.calibration.host.launch_s + host.decode_s,
             prefill_overhead_s=max(0.0, host.prefill_s - host.decode_s),
         )
+        factors = pace and PaceSettings(prefill=pace.by_sms("prefill"), decode=pace.by_sms("decode"))
         return RunConfig(
             trace=str(self.trace),
             rate=rate,
@@ -100,11 +101,6 @@ class Setting:
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             until_s=plan.until_s,
-            latency=fitted if pace is None else fitted.model_copy(update={"pace": paced(pace)}),
+            latency=fitted if pace is None else fitted.model_copy(update={"pace": factors}),
             estimator=None if pace is None else fitted,
         )
-
-
-def paced(pace: Pace) -> PaceSettings:
-    """As a latency model takes it."""
-    return PaceSettings(prefill=pace.by_sms("prefill"), decode=pace.by_sms("decode"))

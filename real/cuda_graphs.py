@@ -1,8 +1,7 @@
 """Decode steps as CUDA graphs: which sizes are captured, and which of them a batch takes.
 
 A graph runs on the SMs of the stream that it was captured on, so each share has its own. Capturing one takes about as
-long as two passes launched kernel by kernel, some 20 ms for 32 layers: a share's graphs, a few dozen, less than a
-second.
+long as two passes launched kernel by kernel, and a share has a few dozen.
 """
 
 from __future__ import annotations

@@ -28,11 +28,14 @@ def launch_tokens(policies: Iterable[Policy], slots: int, slot_tokens: int) -> i
     return min(slots * slot_tokens, max(LAUNCH_TOKENS, max(batched) + slot_tokens))
 
 
-def check_gpus(instances: int) -> None:
-    """Raises ValueError where there are fewer GPUs than instances."""
+def check_gpus(instances: int, policy: str) -> None:
+    """Raises ValueError, naming the policy that needs them, where there are fewer GPUs than instances."""
     from profiler.measure.shares_cuda import cuda_runtime
 
-    cuda_runtime(instances - 1)
+    try:
+        cuda_runtime(instances - 1)
+    except ValueError as error:
+        raise ValueError(f"policy {policy}: {error}") from None
 
 
 class CpuMachine:
@@ -99,10 +102,11 @@ class CudaMachine:
 
     def lanes(self, contestant: Contestant) -> Lanes:
         """Lanes that are ready for the policy. Raises ValueError and DeviceError where they cannot be had."""
+        from profiler.measure.shares_cuda import cuda_runtime
         from real.cuda import CudaLanes
 
         if self._open is None:
-            whole = self._sms()
+            whole = cuda_runtime().properties.multi_processor_count
             self._open = CudaLanes(
                 self._model,
                 lanes=_widest([one.lanes for one in self._contestants]),
@@ -115,17 +119,6 @@ class CudaMachine:
             )
         self._open.rename(contestant.lanes)
         return self._open
-
-    def _sms(self) -> int:
-        """SMs of the first GPU. Raises ValueError, naming the policy, where there are too few GPUs."""
-        from profiler.measure.shares_cuda import cuda_runtime
-
-        largest = max(self._contestants, key=lambda one: one.instances)
-        try:
-            cuda_runtime(largest.instances - 1)
-        except ValueError as error:
-            raise ValueError(f"policy {largest.label}: {error}") from None
-        return int(cuda_runtime().properties.multi_processor_count)
 
     def gpus(self) -> tuple[str, ...]:
         """NVML's names of the GPUs in use."""

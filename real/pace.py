@@ -67,15 +67,16 @@ class Pace(NamedTuple):
         return {**{kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}, "probes": rows}
 
 
-def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pace:
+def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers: int) -> Pace:
     """Runs layers of ``profile`` again on idle ``lanes``, whose names of each instance are ``names``.
 
+    ``layers``: of the model; a launch of all of them would have the LM head too, which the profile's have not.
     Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
     grants. Raises DeviceError as lanes do.
     """
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
     places = {"prefill": computing[0], "decode": computing[-1]}
-    probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place)]
+    probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place, layers)]
     # In turns, as in a profile. The first is a warm-up: buffers grow, libraries choose their kernels.
     turns = [[_seconds(lanes, places[probe.kind], probe) for probe in probes] for _ in range(1 + REPEATS)][1:]
     found = [
@@ -84,8 +85,9 @@ def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]]) -> Pac
     return Pace(tuple(found))
 
 
-def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str]) -> Iterator[Probe]:
+def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], layers: int) -> Iterator[Probe]:
     rows = profile.select(f"{kind}_layers").sort_values("latency_s", ascending=False)
+    rows = rows[rows["layers"] < layers]
     taken: dict[int, int] = {}
     for row in rows.to_dict("records"):
         if kind == "prefill":

@@ -156,7 +156,7 @@ class Overlap:
     """How far the lanes that use SMs, of all instances, were busy at once in one run.
 
     both_s, either_s: seconds in which two or more of them, and one or more, were busy. busy_s: of each lane.
-    processor_s: processor time of each lane's thread; None on a GPU and in the simulator. span_s: first begin to
+    processor_s: processor time of all threads of each lane; None on a GPU and in the simulator. span_s: first begin to
         last finish.
     """
 

@@ -75,12 +75,14 @@ class Validation:
         chosen = [policies.load(entry.name, entry.settings) for entry in plan.policies]
         for policy in chosen:
             check_policy(policy)
-        self.instances = max(policy.fewest_instances for policy in chosen)
+        self.needed = max(
+            (policy.fewest_instances, entry.shown) for entry, policy in zip(plan.policies, chosen, strict=True)
+        )
 
     def run(self) -> Study:
         """Everything that is not done yet, and the report."""
         if self.plan.device == "cuda":
-            check_gpus(self.instances)
+            check_gpus(*self.needed)
         with self.layout.held():
             self.layout.begin(self.plan)
             self.layout.rescue()
@@ -136,8 +138,8 @@ class Validation:
             lanes = machine.lanes(who)
             if who.label not in host:
                 host[who.label] = self._host(who, setting, machine)
-            before = _pace(found, lanes, who)
             prepared = prepare(setting.config(who, rate, host[who.label]))
+            before = _pace(found, lanes, who, prepared.latency.model.layers)
             facts = {
                 "device": lanes.settings,
                 "host_s": host[who.label].document(),
@@ -156,7 +158,7 @@ class Validation:
                     temperature=self.plan.temperature,
                     progress=_requests(begin(len(self.trace))),
                 )
-            after = _pace(found, lanes, who)
+            after = _pace(found, lanes, who, prepared.latency.model.layers)
             if before is not None and after is not None:
                 note(run, {"pace": Pace(before.probes + after.probes).document()})
 
@@ -191,10 +193,12 @@ class Validation:
 
     def _report(self, everyone: Sequence[Contestant], setting: Setting, found: Calibrated) -> Study:
         cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting))]
-        self._warn_of_pace()
+        paces = [side.facts["pace"] for cell in cells for side in cell.real if side.facts["pace"] is not None]
+        pace = Pace.read(paces)
+        self._warn_of_pace(pace)
         self._warn_of_others(cells)
         result = study(cells)
-        write_report(result, self.layout.out, self._header(found))
+        write_report(result, self.layout.out, self._header(found, pace))
         return result
 
     def _cell(self, who: Contestant, rate: float | None, setting: Setting) -> Cell | None:
@@ -219,13 +223,6 @@ class Validation:
             outside_s=host.by_kind(),
         )
 
-    def _pace(self) -> Pace | None:
-        """How fast the device was while it served, against when it was profiled; None where that is not known."""
-        runs = [path.parent for path in sorted(self.layout.out.glob(f"runs/*/real-*/{FACTS}"))]
-        said = [read_facts(run).model_dump()["pace"] for run in runs]
-        known = [found for found in said if found is not None]
-        return Pace.read(known) if known else None
-
     def _warn_of_others(self, cells: Sequence[Cell]) -> None:
         for cell in cells:
             for side in cell.real:
@@ -236,8 +233,7 @@ class Validation:
                         f"run of {run_s:.1f} s; serve again in another --out, with no other program running"
                     )
 
-    def _warn_of_pace(self) -> None:
-        pace = self._pace() or Pace()
+    def _warn_of_pace(self, pace: Pace) -> None:
         for kind in KINDS:
             for sms, ratio in pace.by_sms(kind):
                 if not 1 / DRIFTED < ratio < DRIFTED:
@@ -246,22 +242,24 @@ class Validation:
                         f"profiled; measure again, in another --out, with no other program running"
                     )
 
-    def _header(self, found: Calibrated) -> Mapping[str, Any]:
-        plan, model, pace = self.plan, found.model, self._pace()
+    def _header(self, found: Calibrated, pace: Pace) -> Mapping[str, Any]:
+        plan, model = self.plan, found.model
         return {
             "title": f"{plan.model} on {model.device.name}: simulated against measured",
             "plan": plan.model_dump(mode="json", exclude_none=True),
             "requests": len(self.trace),
-            "pace": None if pace is None else {kind: dict(pace.by_sms(kind)) for kind in KINDS},
+            "pace": {kind: dict(pace.by_sms(kind)) for kind in KINDS} if pace.probes else None,
             "device": model.device.name,
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),
         }
 
 
-def _pace(found: Calibrated, lanes: Lanes, who: Contestant) -> Pace | None:
+def _pace(found: Calibrated, lanes: Lanes, who: Contestant, layers: int) -> Pace | None:
     """How fast the idle lanes are now; None without a profile to compare with."""
-    return None if found.profile is None else paced(found.profile, lanes, who.lanes)
+    if found.profile is None:
+        return None
+    return paced(found.profile, lanes, who.lanes, layers)
 
 
 def _requests(tell: Told) -> Callable[[int, float], None]:

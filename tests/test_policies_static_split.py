@@ -17,28 +17,14 @@ from policies import SLO, StaticSplit, Step
 from profiler import roofline
 from sim import PolicyError, RunResult
 from tests.test_policies_bullet import DECODE, LATENCY, PREFILL, FakeLane, FakeView, Held, held
-from tests.toys import serve, toy_latency
+from tests.toys import serve, timeline, token_times, toy_latency
 
 ROWS = [(0.0, 12, 4), (0.3, 30, 2)]
 
 
-def token_times(result: RunResult) -> list[list[float]]:
-    return [np.round(result.token_times[name], 9).tolist() for name in result.records.request_id]
-
-
 def steps(result: RunResult) -> list[tuple[float, float, str, int, int]]:
     """(start, end, lane, SMs, layers) of each step, in order of completion."""
-    log = result.steps
-    return [
-        (
-            round(float(log.start_s[i]), 9),
-            round(float(log.end_s[i]), 9),
-            log.lane_names[log.lane[i]],
-            int(log.sms[i]),
-            int(log.layers[i]),
-        )
-        for i in range(len(log))
-    ]
+    return timeline(result, "sms", "layers")
 
 
 def test_each_phase_keeps_its_share_when_the_other_is_empty():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from real.cuda_shares import LaneShares, Share
 from real.machine import CudaMachine, split_sizes
 from real.model import RunnableModel
 from real.plan import Contestant, Plan
+from real.validation import Validation
 from sim.sweep_spec import PolicyEntry
 from tests.fake_cuda import LaneRuntime
 
@@ -90,9 +92,11 @@ def test_lanes_are_made_once_for_all_policies(monkeypatch: pytest.MonkeyPatch) -
     assert opened[0].closed
 
 
-def test_two_instances_need_two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_instances_need_two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    everyone, machine = machine_of(PolicyEntry(name="disaggregation"), PolicyEntry(name="chunked"))
+    entries = [PolicyEntry(name="chunked"), PolicyEntry(name="disaggregation")]
+    plan = Plan(device="cuda", model="tiny", trace="workload:sharegpt", requests=3, rates=[1.0], policies=entries)
     with pytest.raises(ValueError, match=r"policy disaggregation: 2 GPUs are needed, .* and torch finds 1; take fewer"):
-        machine.lanes(everyone[1])
+        Validation(plan, tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()

@@ -269,7 +269,7 @@ def test_pace_is_the_median_of_layers_run_again() -> None:
     # Three rows in turns, the longest first, after a turn that does not count.
     decode = [99.0] * 3 + [0.04, 0.06, 0.03] * 5
     lanes = Timed({**twice, ("decode", 4): decode})
-    found = paced(profile(), lanes, NAMES)
+    found = paced(profile(), lanes, NAMES, 8)
     assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
     assert dict(found.by_sms("decode")) == pytest.approx({4: median([0.04 / 0.04, 0.06 / 0.03, 0.03 / 0.02])})
     assert Pace.read([found.document()]).by_sms("prefill") == found.by_sms("prefill")
@@ -292,14 +292,14 @@ def test_pace_is_the_median_of_layers_run_again() -> None:
 
 
 def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
-    found = paced(cpu_profile(4), Timed({}), NAMES)
+    found = paced(cpu_profile(4), Timed({}), NAMES, 8)
     assert found.probes == ()
     assert found.document() == {"prefill": [], "decode": [], "probes": []}
 
 
 def test_layers_that_never_end_are_one_line() -> None:
     with pytest.raises(DeviceError, match=r"^layers that took 0.4 s when profiled took over 120 s$"):
-        paced(profile(), Timed({("prefill", 1): None}), NAMES)
+        paced(profile(), Timed({("prefill", 1): None}), NAMES, 8)
     assert pacing.TIMEOUT_S == 120
 
 
@@ -307,7 +307,7 @@ def test_probes_run_on_lanes_that_then_serve(twin: Twin, tmp_path: Path) -> None
     ready = twin.prepared("bullet", ROWS)
     lanes = lanes_for(ready, drawn_seconds(Random(5)))
     rows = [layers("prefill", 4, 0.1, new=64), layers("decode", 4, 0.1, cached=9, many=8)]
-    found = paced(cpu_profile(8, "tiny", rows), lanes, [("prefill", "decode")])
+    found = paced(cpu_profile(8, "tiny", rows), lanes, [("prefill", "decode")], 8)
     assert len(found.probes) == 2
     assert served(ready, tmp_path / "run", lanes).tokens == twin.expected(ROWS)
     assert SPEC.layers == 4

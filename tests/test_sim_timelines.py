@@ -7,26 +7,12 @@ import pytest
 
 from policies import SLO, Bullet, ChunkedPrefill, Disaggregation
 from sim import RunResult
-from tests.toys import serve, toy_latency
-
-
-def token_times(result: RunResult) -> list[list[float]]:
-    return [np.round(result.token_times[name], 9).tolist() for name in result.records.request_id]
+from tests.toys import serve, timeline, token_times, toy_latency
 
 
 def steps(result: RunResult) -> list[tuple[float, float, str, int, int]]:
     """(start, end, lane, prefill tokens, decoding requests) of each step, in order of completion."""
-    log = result.steps
-    return [
-        (
-            round(float(log.start_s[i]), 9),
-            round(float(log.end_s[i]), 9),
-            log.lane_names[log.lane[i]],
-            int(log.prefill_tokens[i]),
-            int(log.decode_requests[i]),
-        )
-        for i in range(len(log))
-    ]
+    return timeline(result, "prefill_tokens", "decode_requests")
 
 
 def test_chunked_prefill_runs_prompts_and_decodes_in_lock_step():

@@ -145,3 +145,22 @@ def cpu_profile(cores: int, model: str | None = None, layers: Sequence[dict[str,
     ]
     provenance = Measured(device="cpu", sms=cores, source="measured", origin="a test", date="2026-11-30", model=model)
     return Profile.of([*rows, *({**common, **row} for row in layers)], provenance)
+
+
+def token_times(result: RunResult) -> list[list[float]]:
+    """Of each request, without the rounding of sums."""
+    return [np.round(result.token_times[name], 9).tolist() for name in result.records.request_id]
+
+
+def timeline(result: RunResult, *columns: str) -> list[tuple[Any, ...]]:
+    """(start, end, lane, and so many columns) of each step, in order of completion."""
+    log = result.steps
+    return [
+        (
+            round(float(log.start_s[i]), 9),
+            round(float(log.end_s[i]), 9),
+            log.lane_names[log.lane[i]],
+            *(int(getattr(log, name)[i]) for name in columns),
+        )
+        for i in range(len(log))
+    ]

@@ -26,7 +26,7 @@ def settle(cores: Sequence[int]) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(len(cores))
     # A thread that waits for its team spins for milliseconds by default. Beside another lane or program, the one it
-    # waits for then gets no core meanwhile, and a kernel takes ten times as long.
+    # waits for then gets no core meanwhile, and a kernel takes many times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     import torch
 
