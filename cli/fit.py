@@ -187,11 +187,10 @@ def _assumed(model: DeviceCalibration) -> str:
 
 
 def _composed(found: Composition) -> str:
-    """Factors on the whole device, and what a layer takes besides."""
-    _, prefill, decode = (found.shares.by_sms(1 << 10) or [(0.0, 1.0, 1.0)])[-1]
-    most = found.shares.seconds[-1][1] if found.shares.seconds else 0.0
-    factors = f"prefill {prefill * found.prefill:.3g}, decode {decode * found.decode:.3g}"
-    return factors + (f", {most * 1e6:.0f} us a layer" if most else "")
+    """Factors on the largest share, and what a layer takes besides."""
+    seconds, prefill, decode = ((curve[-1][1] if curve else None) for curve in found.costs)
+    factors = f"prefill {prefill or 1:.3g}, decode {decode or 1:.3g}"
+    return factors + (f", {seconds * 1e6:.0f} us a layer" if seconds else "")
 
 
 def _errors(rows: Sequence[Mapping[str, Any]], by: str, heading: str) -> list[str]:

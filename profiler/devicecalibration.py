@@ -83,17 +83,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Time of whole layers against the sum of their kernels, each timed alone.
+    """What whole layers take beyond the sum of their kernels, each timed alone."""
 
-    prefill, decode: factors of launches that prefill, and of others.
-    shares: where layers were measured by share, in place of both: what they take there is the sum times a factor, and
-        some seconds for each layer.
-    """
-
-    prefill: float = 1.0
-    decode: float = 1.0
+    costs: LayerCosts = NOTHING
     origin: Origin = "assumed"
-    shares: LayerCosts = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +150,7 @@ class DeviceCalibration:
             "contention": {**asdict(self.contention), "table": [dict(row) for row in self.contention.table]},
             "host": asdict(self.host),
             "unmeasured": asdict(self.unmeasured),
-            "composition": {**asdict(self.composition), "shares": self.composition.shares.document()},
+            "composition": {**self.composition.costs.document(), "origin": self.composition.origin},
             "mixed": None if self.mixed is None else self.mixed.document(),
             "ops": {op: calibration.document() for op, calibration in self.ops.items()},
         }
@@ -175,8 +168,7 @@ class DeviceCalibration:
             device["sources"] = tuple(device["sources"].items())
             contention = dict(document["contention"])
             contention["table"] = tuple(contention["table"])
-            composition = dict(document["composition"])
-            composition["shares"] = LayerCosts.read(composition.get("shares", {}))
+            composition = document["composition"]
             return cls(
                 device=DeviceSpec(**device),
                 ops={op: _read_op(op, part) for op, part in document["ops"].items()},
@@ -184,7 +176,7 @@ class DeviceCalibration:
                 contention=Contention(**contention),
                 host=Host(**document["host"]),
                 unmeasured=Unmeasured(**document["unmeasured"]),
-                composition=Composition(**composition),
+                composition=Composition(LayerCosts.read(composition), composition["origin"]),
                 mixed=None if document["mixed"] is None else MixedAttention.read(document["mixed"]),
                 provenance=document["provenance"],
                 holdout=tuple(document["holdout"]),

@@ -59,9 +59,7 @@ def fitted(
         tensor_parallel=tensor_parallel,
         pass_overhead_s=measured.host.pass_s,
         launch_overhead_s=measured.host.launch_s,
-        prefill_composition=measured.composition.prefill,
-        decode_composition=measured.composition.decode,
-        layer_costs=measured.composition.shares,
+        layer_costs=measured.composition.costs,
         calibration=measured,
     )
 

@@ -219,9 +219,7 @@ def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCali
     alone = rows[rows["beside"] == ""]
     # On a CPU layers are timed with what the host does between their kernels, which is the launch's.
     host_s = calibration.host.launch_s if profile.provenance.device == "cpu" else 0.0
-    calibration = replace(
-        calibration, composition=Composition(origin="measured", shares=layer_costs(model, alone, host_s))
-    )
+    calibration = replace(calibration, composition=Composition(layer_costs(model, alone, host_s), "measured"))
     beside = rows[rows["beside"].isin(LAYERS)]
     if beside.empty:
         return calibration

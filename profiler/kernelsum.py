@@ -34,9 +34,7 @@ class KernelSumModel:
     pass_overhead_s: host time of one pass over the model: scheduling, hand-over of sequences, sampled tokens back.
     launch_overhead_s: host time of one launch, a whole pass or a layer group: prediction, re-partition, enqueueing.
     prefill_overhead_s: more host time of a launch that prefills: its tokens go out, and a policy plans for the queue.
-    prefill_composition, decode_composition: time of whole launches over the sum of their kernels, each timed alone:
-        of launches that prefill, and of others.
-    layer_costs: the same by SM share, and a time for each layer, where whole layers were timed on shares.
+    layer_costs: what whole layers take beyond the sum of their kernels, by SM share; nothing until measured.
     reserve_tokens: the largest launch for whose activations memory is kept free.
     """
 
@@ -47,8 +45,6 @@ class KernelSumModel:
     pass_overhead_s: float = PASS_OVERHEAD_S
     launch_overhead_s: float = LAUNCH_OVERHEAD_S
     prefill_overhead_s: float = 0.0
-    prefill_composition: float = 1.0
-    decode_composition: float = 1.0
     layer_costs: LayerCosts = NOTHING
     reserve_tokens: int = 8192
     _shard: Shard = field(init=False, repr=False, compare=False)
@@ -61,9 +57,6 @@ class KernelSumModel:
         for name in ("pass_overhead_s", "launch_overhead_s", "prefill_overhead_s", "reserve_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
-        for name in ("prefill_composition", "decode_composition"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
         if self.whole is not None and self.device != part(self.whole, self.device.sms):
             raise ValueError(f"device {self.device.name} is no part of whole, {self.whole.name}; give on_part(sms)")
         shard = Shard(self.model, self.whole or self.device, self.tensor_parallel)
@@ -126,7 +119,6 @@ class KernelSumModel:
             layer_s, of_prefill, of_decode = self._costs[sms]
             seconds = (of_prefill if prefill else of_decode) * seconds
             seconds += layer_s * (self.model.layers if layers is None else layers)
-        seconds *= self.prefill_composition if prefill else self.decode_composition
         seconds += self.launch_overhead_s + (self.prefill_overhead_s if prefill else 0.0)
         if work.head or layers is None:
             seconds += self.pass_overhead_s
@@ -137,11 +129,10 @@ class KernelSumModel:
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
         starts, segments = self._table.decode_pass(work, sms)
-        fixed_s, factor = self.launch_overhead_s + self.pass_overhead_s, self.decode_composition
+        fixed_s, factor = self.launch_overhead_s + self.pass_overhead_s, 1.0
         if self._costs is not None:
-            layer_s, _, of_decode = self._costs[sms]
-            fixed_s += factor * layer_s * self.model.layers
-            factor *= of_decode
+            layer_s, _, factor = self._costs[sms]
+            fixed_s += layer_s * self.model.layers
         pieces = [(factor * base + fixed_s, factor * a_token, source) for base, a_token, _, _, source in segments]
         known = self._passes[sms]
         if len(known) >= TABLE_ENTRIES:

@@ -129,17 +129,11 @@ PAIR = Field(strict=False)
 """JSON has lists for tuples; what is in them is checked strictly all the same."""
 
 
-class LayerPart(Part):
-    seconds: list[Annotated[tuple[Sms, Seconds], PAIR]] = []
-    prefill: list[Annotated[tuple[Sms, Scale], PAIR]] = []
-    decode: list[Annotated[tuple[Sms, Scale], PAIR]] = []
-
-
 class CompositionPart(Part):
-    prefill: Scale
-    decode: Scale
+    seconds: list[Annotated[tuple[Sms, Seconds], PAIR]]
+    prefill: list[Annotated[tuple[Sms, Scale], PAIR]]
+    decode: list[Annotated[tuple[Sms, Scale], PAIR]]
     origin: Origin
-    shares: LayerPart = LayerPart()
 
 
 class MixedPart(Part):
@@ -212,6 +206,8 @@ def check(document: Any) -> None:
                 _refuse(f"{name}.{place}.op", f"is {_shown(row.op)}: it must be one of {', '.join(AXES)}")
     if found.mixed is not None:
         _check_mixed(found.mixed)
+    for name in ("seconds", "prefill", "decode"):
+        _check_shares(f"composition.{name}", [sms for sms, _ in getattr(found.composition, name)], found.device.sms)
     if "gemm" not in found.ops:
         _refuse("ops.gemm", "is missing: matrix products are most of every launch")
     for op, part in found.ops.items():
@@ -254,9 +250,7 @@ def _check_op(op: str, part: OpPart, device_sms: int) -> None:
         _check_size(f"{field}.ranges.{name}", name, greatest)
         if least > greatest:
             _refuse(f"{field}.ranges.{name}", f"is [{least}, {greatest}]: the least must come first")
-    _check_ascending(f"{field}.share_sms", part.share_sms)
-    if part.share_sms[-1] > device_sms:
-        _refuse(f"{field}.share_sms", f"has {part.share_sms[-1]}: the device has {device_sms} SMs")
+    _check_shares(f"{field}.share_sms", part.share_sms, device_sms)
     if len(part.share_log) != len(part.share_sms):
         _refuse(f"{field}.share_log", f"has {len(part.share_log)} values: share_sms has {len(part.share_sms)}")
     if part.trees is not None:
@@ -306,6 +300,12 @@ def _check_size(field: str, name: str, value: float) -> None:
 def _check_ascending(field: str, values: Sequence[float]) -> None:
     if any(after <= before for before, after in pairwise(values)):
         _refuse(field, f"is {_shown(values)}: it must be ascending, no value twice")
+
+
+def _check_shares(field: str, shares: Sequence[int], device_sms: int) -> None:
+    _check_ascending(field, shares)
+    if shares and shares[-1] > device_sms:
+        _refuse(field, f"has {shares[-1]}: the device has {device_sms} SMs")
 
 
 @cache

@@ -48,7 +48,7 @@ def test_contention_and_composition_are_found_again() -> None:
     """Whole layers that take 1.3 times their kernels, and decode that loses up to 40 % of its DRAM-bound time."""
     rows = whole_layers(tiny(), ceiling=0.4, factor=1.3)
     found = fit_device(Profile.of([*rows_of_tiny(), *rows], PROVENANCE))
-    costs = found.composition.shares
+    costs = found.composition.costs
     assert all(layer_s == pytest.approx(0, abs=1e-7) for _, layer_s in costs.seconds)
     assert all(factor == pytest.approx(1.3, rel=1e-4) for _, factor in costs.decode)
     assert all(factor == pytest.approx(1.0, rel=1e-4) for _, factor in costs.prefill)

@@ -35,6 +35,7 @@ def text() -> str:
     norm["points"] = {"shapes": [[1.0, 4096.0], [8.0, 4096.0]], "residuals": [[0.1, None], [0.0, 0.2]]}
     document["ops"] = {"gemm": gemm, "norm": norm}
     document["mixed"] = {"new_tokens": [16.0, 64.0], "requests": [1.0], "contexts": [17.0], "ratios": [1.5, 2.0]}
+    document["composition"] |= {"seconds": [[64, 1e-5], [128, 2e-5]], "prefill": [[128, 1.1]], "decode": [[64, 1.3]]}
     document["contention"]["table"] = [{"sms": 64.0, "slowdown": 1.1}]
     for name in ("holdout", "learning_curve"):
         document[name] = document[name][:2]
@@ -95,8 +96,9 @@ NUMBERS = (
     "ops.norm.points.residuals.0.0",
     "bandwidth.knee_sms",
     "bandwidth.sharpness",
-    "composition.prefill",
-    "composition.decode",
+    "composition.seconds.1.1",
+    "composition.prefill.0.1",
+    "composition.decode.0.1",
     "host.pass_s",
     "host.launch_s",
     "unmeasured.gemm",
@@ -165,6 +167,10 @@ def test_numbers_beyond_any_device_are_refused(tmp_path: Path, field: str, value
         ("ops.norm.share_sms", [128, 32], "ops.norm.share_sms is [128, 32]: it must be ascending"),
         ("ops.norm.share_sms", [32, 32], "ops.norm.share_sms is [32, 32]: it must be ascending"),
         ("ops.norm.share_sms", [], "ops.norm.share_sms is []"),
+        ("composition.seconds", [[128, 1e-5], [64, 1e-5]], "composition.seconds is [128, 64]: it must be ascending"),
+        ("composition.decode", [[129, 1.0]], "composition.decode has 129: the device has 128 SMs"),
+        ("composition.prefill", [[64, 1.0, 1.0]], "composition.prefill.0 is [64, 1.0, 1.0]"),
+        ("composition.prefill", 1.0, "composition.prefill is 1.0: it must be a valid list; fit it again"),
         ("ops.norm.rows", 1.5, "ops.norm.rows is 1.5"),
         ("ops.norm.prefixed", 0, "ops.norm.prefixed is 0"),
         ("ops.norm.points.shapes", [], "ops.norm.points.shapes is []"),
