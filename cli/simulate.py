@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from cli import run_options as options
 
 if TYPE_CHECKING:
     from sim.config import RunConfig
@@ -14,79 +15,36 @@ if TYPE_CHECKING:
     from sim.records import RunResult
     from sim.simulate import Prepared
 
-Text = str | None
-Number = float | None
-Whole = int | None
-Texts = list[str] | None
-
-FIELDS = {
-    "trace": "trace",
-    "arrivals": "arrivals",
-    "rate": "rate",
-    "requests": "requests",
-    "policy": "policy.name",
-    "set_": "policy.settings",
-    "model": "model",
-    "device": "device",
-    "tensor_parallel": "tensor_parallel",
-    "instances": "instances",
-    "instance_sms": "instance_sms",
-    "slo_ttft": "slo.ttft_s",
-    "slo_ttft_per_token": "slo.ttft_per_token_s",
-    "slo_ttft_floor": "slo.ttft_floor_s",
-    "slo_tpot": "slo.tpot_s",
-    "seed": "seed",
-    "queue_limit": "queue_limit",
-    "kv_blocks": "kv_blocks",
-    "memory_fraction": "memory_fraction",
-    "reuse_preempted": "reuse_preempted",
-    "latency": "latency",
-    "estimator": "estimator",
-    "until": "until_s",
-    "oversized": "oversized",
-    "warmup": "window.warmup_s",
-    "drain": "window.drain_s",
-}
-"""The setting of a run (sim.config.RunConfig) that an option gives."""
-
-RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
-
-PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)."
-
-ESTIMATOR = "What the policy plans with, where it is another latency model, key=value; repeatable."
-
-REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
-
 
 def simulate(  # its length is that of the command: a line an option
     context: typer.Context,
-    trace: Annotated[Text, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")] = None,
-    policy: Annotated[Text, typer.Option(help="A name from bulletsim policies, or path.py:Class.")] = None,
-    set_: Annotated[Texts, typer.Option("--set", help="A policy setting, key=value; repeatable.")] = None,
-    model: Annotated[Text, typer.Option(help="A name from bulletsim models, or a config.json.")] = None,
-    device: Annotated[Text, typer.Option(help="A name from bulletsim devices.")] = None,
-    arrivals: Annotated[Text, typer.Option(help="How requests arrive, such as poisson:4 or closed:32.")] = None,
-    rate: Annotated[Number, typer.Option(help=RATE)] = None,
-    requests: Annotated[Whole, typer.Option(help="Serve only so many, from the start.")] = None,
-    instances: Annotated[Whole, typer.Option(help="Replicas of the model (default: as few as it takes).")] = None,
-    instance_sms: Annotated[Whole, typer.Option(help=PART)] = None,
-    tensor_parallel: Annotated[Whole, typer.Option(help="GPUs of an instance (default 1).")] = None,
-    slo_ttft: Annotated[Number, typer.Option(help="TTFT limit, seconds.")] = None,
-    slo_ttft_per_token: Annotated[Number, typer.Option(help="TTFT limit, seconds per prompt token.")] = None,
-    slo_ttft_floor: Annotated[Number, typer.Option(help="The TTFT limit is at least this, seconds.")] = None,
-    slo_tpot: Annotated[Number, typer.Option(help="TPOT limit, seconds.")] = None,
-    seed: Annotated[Whole, typer.Option(help="Of every random draw (default 0).")] = None,
-    queue_limit: Annotated[Whole, typer.Option(help="Waiting requests of an instance; more are rejected.")] = None,
-    kv_blocks: Annotated[Whole, typer.Option(help="KV blocks of an instance (default: what fits).")] = None,
-    memory_fraction: Annotated[Number, typer.Option(help="Memory for weights and KV (default 0.9).")] = None,
-    reuse_preempted: Annotated[bool | None, typer.Option(help=REUSE)] = None,
-    latency: Annotated[Texts, typer.Option(help="A latency model setting, key=value; repeatable.")] = None,
-    estimator: Annotated[Texts, typer.Option(help=ESTIMATOR)] = None,
-    until: Annotated[Number, typer.Option(help="Stop at this simulated second.")] = None,
-    oversized: Annotated[Text, typer.Option(help="A request that can never fit: error (default) or reject.")] = None,
-    warmup: Annotated[Number, typer.Option(help="Leave the first seconds of arrivals out of the metrics.")] = None,
-    drain: Annotated[Number, typer.Option(help="Leave the last seconds of arrivals out of the metrics.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Repeat this config.json; other options change it.")] = None,
+    trace: options.Trace = None,
+    policy: options.Policy = None,
+    set_: options.Settings = None,
+    model: options.Model = None,
+    device: options.Device = None,
+    arrivals: options.Arrivals = None,
+    rate: options.Rate = None,
+    requests: options.Requests = None,
+    instances: options.Instances = None,
+    instance_sms: options.InstanceSms = None,
+    tensor_parallel: options.TensorParallel = None,
+    slo_ttft: options.SloTtft = None,
+    slo_ttft_per_token: options.SloTtftPerToken = None,
+    slo_ttft_floor: options.SloTtftFloor = None,
+    slo_tpot: options.SloTpot = None,
+    seed: options.Seed = None,
+    queue_limit: options.QueueLimit = None,
+    kv_blocks: options.KvBlocks = None,
+    memory_fraction: options.MemoryFraction = None,
+    reuse_preempted: options.ReusePreempted = None,
+    latency: options.Latency = None,
+    estimator: options.Estimator = None,
+    until: options.Until = None,
+    oversized: options.Oversized = None,
+    warmup: options.Warmup = None,
+    drain: options.Drain = None,
+    config: options.Stored = None,
     out: Annotated[Path | None, typer.Option(help="Write the run to this new directory.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run at --out.")] = False,
     token_times: Annotated[bool, typer.Option("--token-times", help="Write every token's time to --out.")] = False,
@@ -96,52 +54,8 @@ def simulate(  # its length is that of the command: a line an option
     """Serve a trace with a policy on a simulated device."""
     if token_times and out is None:
         raise ValueError("--token-times writes to a run directory; give --out DIR too")
-    settings = _settings(_options(context.params), config, quiet)
+    settings = options.run_settings(options.given(context.params), config, command="simulate", quiet=quiet)
     _simulate(settings, out, force=force, token_times=token_times, json=json, quiet=quiet)
-
-
-def _options(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that were given, as settings of a run."""
-    from cli.settings import pairs
-
-    options: dict[str, Any] = {}
-    for name, path in FIELDS.items():
-        value = chosen[name]
-        if isinstance(value, list | tuple):
-            value = pairs(f"--{name.rstrip('_')}", value)
-        if value is None or value == {}:
-            continue
-        group, _, field = path.rpartition(".")
-        (options.setdefault(group, {}) if group else options)[field] = value
-    return options
-
-
-def _settings(options: dict[str, Any], stored: Path | None, quiet: bool) -> RunConfig:
-    import policies
-    from cli.output import note
-    from cli.settings import overlaid
-    from sim.config import RunConfig, checked, load_config, package_version
-
-    if stored is None:
-        for name in ("trace", "policy", "model", "device"):
-            value = options.get(name)
-            if value is None or (name == "policy" and "name" not in value):
-                raise ValueError(f"--{name} is missing; see bulletsim simulate --help")
-        policy = options["policy"]
-        options.setdefault("instances", policies.load(policy["name"], policy.get("settings")).fewest_instances)
-        return checked(RunConfig, options, "options")
-    base = load_config(stored)
-    if base.version not in (None, package_version()) and not quiet:
-        note(f"note: {stored} was made with version {base.version}, this is {package_version()}")
-    settings = base.model_dump(exclude={"version"})
-    if {"trace", "requests", "seed"} & options.keys():
-        del settings["trace_sha256"]
-    for group in ("latency", "estimator"):
-        if "model" in options.get(group, {}) and settings[group]:
-            del settings[group]["model_sha256"]
-    if options.get("policy", {}).get("name") not in (None, base.policy.name):
-        del settings["policy"]
-    return checked(RunConfig, overlaid(settings, options), "options")
 
 
 def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:

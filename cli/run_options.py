@@ -1,0 +1,131 @@
+"""The options that say what a run is, one name each for all commands that take them, and the settings they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sim.config import RunConfig
+
+Text = str | None
+Number = float | None
+Whole = int | None
+Texts = list[str] | None
+
+FIELDS = {
+    "trace": "trace",
+    "arrivals": "arrivals",
+    "rate": "rate",
+    "requests": "requests",
+    "policy": "policy.name",
+    "set_": "policy.settings",
+    "model": "model",
+    "device": "device",
+    "tensor_parallel": "tensor_parallel",
+    "instances": "instances",
+    "instance_sms": "instance_sms",
+    "slo_ttft": "slo.ttft_s",
+    "slo_ttft_per_token": "slo.ttft_per_token_s",
+    "slo_ttft_floor": "slo.ttft_floor_s",
+    "slo_tpot": "slo.tpot_s",
+    "seed": "seed",
+    "queue_limit": "queue_limit",
+    "kv_blocks": "kv_blocks",
+    "memory_fraction": "memory_fraction",
+    "reuse_preempted": "reuse_preempted",
+    "latency": "latency",
+    "estimator": "estimator",
+    "until": "until_s",
+    "oversized": "oversized",
+    "warmup": "window.warmup_s",
+    "drain": "window.drain_s",
+}
+"""The setting of a run (sim.config.RunConfig) that an option gives."""
+
+RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
+
+PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)."
+
+ESTIMATOR = "What the policy plans with, where it is another latency model, key=value; repeatable."
+
+REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
+
+Trace = Annotated[Text, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")]
+Policy = Annotated[Text, typer.Option(help="A name from bulletsim policies, or path.py:Class.")]
+Settings = Annotated[Texts, typer.Option("--set", help="A policy setting, key=value; repeatable.")]
+Model = Annotated[Text, typer.Option(help="A name from bulletsim models, or a config.json.")]
+Device = Annotated[Text, typer.Option(help="A name from bulletsim devices.")]
+Arrivals = Annotated[Text, typer.Option(help="How requests arrive, such as poisson:4 or closed:32.")]
+Rate = Annotated[Number, typer.Option(help=RATE)]
+Requests = Annotated[Whole, typer.Option(help="Serve only so many, from the start.")]
+Instances = Annotated[Whole, typer.Option(help="Replicas of the model (default: as few as it takes).")]
+InstanceSms = Annotated[Whole, typer.Option(help=PART)]
+TensorParallel = Annotated[Whole, typer.Option(help="GPUs of an instance (default 1).")]
+SloTtft = Annotated[Number, typer.Option(help="TTFT limit, seconds.")]
+SloTtftPerToken = Annotated[Number, typer.Option(help="TTFT limit, seconds per prompt token.")]
+SloTtftFloor = Annotated[Number, typer.Option(help="The TTFT limit is at least this, seconds.")]
+SloTpot = Annotated[Number, typer.Option(help="TPOT limit, seconds.")]
+Seed = Annotated[Whole, typer.Option(help="Of every random draw (default 0).")]
+QueueLimit = Annotated[Whole, typer.Option(help="Waiting requests of an instance; more are rejected.")]
+KvBlocks = Annotated[Whole, typer.Option(help="KV blocks of an instance (default: what fits).")]
+MemoryFraction = Annotated[Number, typer.Option(help="Memory for weights and KV (default 0.9).")]
+ReusePreempted = Annotated[bool | None, typer.Option(help=REUSE)]
+Latency = Annotated[Texts, typer.Option(help="A latency model setting, key=value; repeatable.")]
+Estimator = Annotated[Texts, typer.Option(help=ESTIMATOR)]
+Until = Annotated[Number, typer.Option(help="Stop at this simulated second.")]
+Oversized = Annotated[Text, typer.Option(help="A request that can never fit: error (default) or reject.")]
+Warmup = Annotated[Number, typer.Option(help="Leave the first seconds of arrivals out of the metrics.")]
+Drain = Annotated[Number, typer.Option(help="Leave the last seconds of arrivals out of the metrics.")]
+Stored = Annotated[Path | None, typer.Option(help="Repeat this config.json; other options change it.")]
+
+
+def given(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among ``chosen`` that were given, as settings of a run; those a command lacks count as not given."""
+    from cli.settings import pairs
+
+    options: dict[str, Any] = {}
+    for name, path in FIELDS.items():
+        value = chosen.get(name)
+        if isinstance(value, list | tuple):
+            value = pairs(f"--{name.rstrip('_')}", value)
+        if value is None or value == {}:
+            continue
+        group, _, field = path.rpartition(".")
+        (options.setdefault(group, {}) if group else options)[field] = value
+    return options
+
+
+def run_settings(options: dict[str, Any], stored: Path | None, *, command: str, quiet: bool) -> RunConfig:
+    """The settings of a run: ``options`` alone, or laid over those in the file ``stored``.
+
+    Raises ValueError for what is missing or wrong; ``command`` is whose --help it refers to.
+    """
+    import policies
+    from cli.output import note
+    from cli.settings import overlaid
+    from sim.config import RunConfig, checked, load_config, package_version
+
+    if stored is None:
+        for name in ("trace", "policy", "model", "device"):
+            value = options.get(name)
+            if value is None or (name == "policy" and "name" not in value):
+                raise ValueError(f"--{name} is missing; see bulletsim {command} --help")
+        policy = options["policy"]
+        options.setdefault("instances", policies.load(policy["name"], policy.get("settings")).fewest_instances)
+        return checked(RunConfig, options, "options")
+    base = load_config(stored)
+    if base.version not in (None, package_version()) and not quiet:
+        note(f"note: {stored} was made with version {base.version}, this is {package_version()}")
+    settings = base.model_dump(exclude={"version"})
+    if {"trace", "requests", "seed"} & options.keys():
+        del settings["trace_sha256"]
+    for group in ("latency", "estimator"):
+        if "model" in options.get(group, {}) and settings[group]:
+            del settings[group]["model_sha256"]
+    if options.get("policy", {}).get("name") not in (None, base.policy.name):
+        del settings["policy"]
+    return checked(RunConfig, overlaid(settings, options), "options")
