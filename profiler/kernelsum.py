@@ -97,8 +97,8 @@ class KernelSumModel:
         Where ``sms`` and ``beside_sms`` exceed the device together, the two take turns on the SMs they share, as if
         each had floor(its SMs * N / sum) of its own, at least one.
         """
-        prefill, requests, context, layers, _, transferred = work
-        if beside is None and layers is None and not prefill and not transferred:
+        prefill, requests, context, layers, _, transferred, overlap = work
+        if beside is None and layers is None and overlap is None and not prefill and not transferred:
             # Most steps of a run come here; Estimate's own constructor would be a third of the time.
             try:
                 starts, segments = self._passes[sms][requests]

@@ -14,7 +14,9 @@ from typing import NamedTuple, Protocol, TypeVar
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
-from profiler.work import Work
+from profiler.overlap import Parts, overlapped, overlapped_cost
+from profiler.times import NO_TIME, Times, added, between
+from profiler.work import Work, bad_layers
 
 TABLE_ENTRIES = 32_768
 """Entries that one table (of one number of SMs) keeps before it starts anew."""
@@ -59,26 +61,9 @@ class Segment(NamedTuple):
     source: Source
 
 
-class _Times(NamedTuple):
-    """Seconds, those of them that DRAM bounds, and what most of them rest on."""
-
-    seconds: float
-    dram_seconds: float
-    source: Source
-
-
 class _Cost(NamedTuple):
     flops: float
     dram_bytes: float
-
-
-def _sum(times: list[KernelTime]) -> _Times:
-    dram = sum(time.seconds for time in times if time.bound == "dram")
-    by_source: dict[Source, float] = {}
-    for time in times:
-        by_source[time.source] = by_source.get(time.source, 0.0) + time.seconds
-    source = max(by_source, key=by_source.__getitem__)
-    return _Times(sum(time.seconds for time in times), dram, source)
 
 
 def _cost(kernels: list[Kernel]) -> _Cost:
@@ -103,8 +88,8 @@ class StepTable:
         "_layer_kernels",
         "_layers",
         "_mixed_ratio",
-        "_model_layers",
         "_shard",
+        "model_layers",
     )
 
     def __init__(self, shard: Shard, clock: KernelClock, calibration: Calibration | None = None) -> None:
@@ -113,12 +98,12 @@ class StepTable:
         self._clock = clock
         self._calibration = calibration
         self._mixed_ratio = calibration.mixed_ratio if calibration is not None and calibration.mixes else None
-        self._model_layers = shard.model.layers
+        self.model_layers = shard.model.layers
         # Rows of experts change elsewhere than tokens do.
         self._knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
-        self._layers: list[dict[int, tuple[_Times, _Times]]] = [{} for _ in shares]
-        self._heads: list[dict[int, _Times]] = [{} for _ in shares]
-        self._attention: list[dict[Chunks, _Times]] = [{} for _ in shares]
+        self._layers: list[dict[int, tuple[Times, Times]]] = [{} for _ in shares]
+        self._heads: list[dict[int, Times]] = [{} for _ in shares]
+        self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
         self._decode: list[dict[int, tuple[list[int], list[Segment]]]] = [{} for _ in shares]
         self._decode_kernels: dict[int, list[Kernel]] = {}
         self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
@@ -144,7 +129,9 @@ class StepTable:
 
         Raises ValueError for token counts that no launch has.
         """
-        prefill, tokens, context, layers, head, _ = work
+        prefill, tokens, context, layers, head, _, overlap = work
+        if overlap is not None:
+            return overlapped(self, work, sms)
         seconds = dram = 0.0
         source: Source = "roofline"
         if tokens:
@@ -174,10 +161,10 @@ class StepTable:
         if layer[0] >= seconds:
             source = layer[2]
         if layers is None:
-            count = self._model_layers
+            count = self.model_layers
         else:
-            if not 0 < layers <= self._model_layers:
-                raise _bad_layers(work, self._model_layers)
+            if not 0 < layers <= self.model_layers:
+                raise bad_layers(work, self.model_layers)
             count = layers
             if not head:
                 return count * (seconds + layer[0]), count * (dram + layer[1]), source
@@ -187,6 +174,28 @@ class StepTable:
             count * (dram + layer[1]) + embedding[1] + last[1],
             source,
         )
+
+    def parts(self, work: Work, sms: int) -> Parts:
+        """The parts that ``launch`` adds up; attention of both phases as if in launches of their own.
+
+        Raises ValueError as ``launch`` does.
+        """
+        prefill, requests, context = work.prefill, work.decode_requests, work.decode_context_tokens
+        decoding = NO_TIME
+        if context < requests or (context and not requests):
+            raise _bad(work)
+        if requests:
+            starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
+            base, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
+            decoding = Times(base + context * a_token, dram + context * dram_a_token, source)
+        prefilling = NO_TIME
+        if prefill:
+            prefilling = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
+        layer, embedding = self._layers[sms].get(work.new_tokens) or self._add_layer(work.new_tokens, sms, work)
+        rows = len(prefill) + requests
+        head = self._heads[sms].get(rows) or self._add_head(rows, sms)
+        moved_s = self.cost(work._replace(layers=1, head=False, overlap=None))[1] / self._clock.bandwidth[sms]
+        return Parts(prefilling, decoding, layer, embedding.seconds + head.seconds, moved_s)
 
     def decode_pass(self, work: Work, sms: int) -> tuple[list[int], list[Segment]]:
         """Whole passes that decode as many requests as ``work``: pieces linear in the context, and where they begin.
@@ -199,7 +208,7 @@ class StepTable:
         starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
         layer, embedding = self._layers[sms].get(requests) or self._add_layer(requests, sms, work)
         last = self._heads[sms].get(requests) or self._add_head(requests, sms)
-        count = self._model_layers
+        count = self.model_layers
         return starts, [
             Segment(
                 count * (part.seconds + layer.seconds) + embedding.seconds + last.seconds,
@@ -213,7 +222,9 @@ class StepTable:
 
     def cost(self, work: Work) -> tuple[float, float]:
         """(useful FLOPs, DRAM bytes) of a launch on one device. Raises ValueError as ``launch`` does."""
-        prefill, tokens, context, layers, head, _ = work
+        prefill, tokens, context, layers, head, _, overlap = work
+        if overlap is not None:
+            return overlapped_cost(self, work)
         if context < tokens or (context and not tokens):
             raise _bad(work)
         rates = self._shard.decode_attention
@@ -227,9 +238,9 @@ class StepTable:
             for chunk in prefill:
                 tokens += chunk[0]
         layer, embedding = self._layer_costs.get(tokens) or self._add_layer_cost(tokens, work)
-        count = self._model_layers if layers is None else layers
-        if not 0 < count <= self._model_layers:
-            raise _bad_layers(work, self._model_layers)
+        count = self.model_layers if layers is None else layers
+        if not 0 < count <= self.model_layers:
+            raise bad_layers(work, self.model_layers)
         flops, moved = count * (flops + layer[0]), count * (moved + layer[1])
         if layers is not None and not head:
             return flops, moved
@@ -256,11 +267,11 @@ class StepTable:
             found = _put(self._head_kernels, rows, self._calibrated(self._shard.head_kernels(rows)))
         return found
 
-    def _sum_on(self, kernels: list[Kernel], sms: int) -> _Times:
+    def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:
         time = self._clock.time
-        return _sum([time(kernel, sms) for kernel in kernels])
+        return added([time(kernel, sms) for kernel in kernels])
 
-    def _add_layer(self, tokens: int, sms: int, work: Work) -> tuple[_Times, _Times]:
+    def _add_layer(self, tokens: int, sms: int, work: Work) -> tuple[Times, Times]:
         place = bisect_right(self._knots, tokens)
         if 0 < place < len(self._knots) and self._knots[place - 1] != tokens:
             low, high = self._knots[place - 1], self._knots[place]
@@ -268,18 +279,18 @@ class StepTable:
             below = known.get(low) or self._sum_layer(low, sms, work)
             above = known.get(high) or self._sum_layer(high, sms, work)
             share = (tokens - low) / (high - low)
-            layer, embedding = (_between(one, two, share) for one, two in zip(below, above, strict=True))
+            layer, embedding = (between(one, two, share) for one, two in zip(below, above, strict=True))
             return _put(self._layers[sms], tokens, (layer, embedding))
         return self._sum_layer(tokens, sms, work)
 
-    def _sum_layer(self, tokens: int, sms: int, work: Work) -> tuple[_Times, _Times]:
+    def _sum_layer(self, tokens: int, sms: int, work: Work) -> tuple[Times, Times]:
         layer, embedding = self._kernels(tokens, work)
         return _put(self._layers[sms], tokens, (self._sum_on(layer, sms), self._sum_on(embedding, sms)))
 
-    def _add_head(self, rows: int, sms: int) -> _Times:
+    def _add_head(self, rows: int, sms: int) -> Times:
         return _put(self._heads[sms], rows, self._sum_on(self._last_kernels(rows), sms))
 
-    def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> _Times:
+    def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
         for new, cached in prefill:
             if new < 1 or cached < 0:
                 raise _bad(work)
@@ -287,7 +298,7 @@ class StepTable:
         calibration = self._calibration
         alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
         _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
-        return _put(self._attention[sms], prefill, _Times(seconds, seconds if bound == "dram" else 0.0, source))
+        return _put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
 
     def _add_decode(self, requests: int, sms: int) -> tuple[list[int], list[Segment]]:
         """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
@@ -345,11 +356,6 @@ def _weaker(one: Source, two: Source) -> Source:
     return "interpolated"
 
 
-def _between(one: _Times, two: _Times, share: float) -> _Times:
-    seconds = one.seconds + share * (two.seconds - one.seconds)
-    return _Times(seconds, one.dram_seconds + share * (two.dram_seconds - one.dram_seconds), one.source)
-
-
 def _put(table: dict[K, V], key: K, value: V) -> V:
     if len(table) >= TABLE_ENTRIES:
         table.clear()
@@ -362,7 +368,3 @@ def _bad(work: Work) -> ValueError:
         f"no launch has these token counts: {work}; a prefill has 1 or more new and 0 or more cached tokens, a "
         f"decoding request at least one context token, and work has at least one of them"
     )
-
-
-def _bad_layers(work: Work, model_layers: int) -> ValueError:
-    return ValueError(f"work.layers is {work.layers}; it must be 1 to {model_layers}, or None for the whole model")
