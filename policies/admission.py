@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from policies.api import Chunk, RequestProgress, View
@@ -10,6 +11,11 @@ from policies.api import Chunk, RequestProgress, View
 def blocks_for(tokens: int, block_tokens: int) -> int:
     """KV blocks that hold this many tokens of one request."""
     return -(-tokens // block_tokens)
+
+
+def blocks_to_begin(request: RequestProgress, block_tokens: int) -> int:
+    """Free KV blocks that a waiting request needs for its whole prompt: what others hold of it counts once."""
+    return blocks_for(request.prefill_tokens, block_tokens) - request.shared_blocks
 
 
 class Relief(NamedTuple):
@@ -42,7 +48,7 @@ def relieve(view: View) -> Relief:
         if demand <= free or not decodes:
             break
         victims.append(request)
-        free += blocks_for(request.context_tokens, size)
+        free += blocks_for(request.context_tokens, size) - request.shared_blocks
         if request.index in view.decoding:
             decodes -= 1
             demand -= request.context_tokens % size == 0
@@ -57,14 +63,15 @@ def fill(
     max_resident: int,
     whole_prompts: bool = False,
     without: tuple[RequestProgress, ...] = (),
+    queue: Iterable[RequestProgress] | None = None,
 ) -> tuple[Chunk, ...]:
     """Prompt chunks for one step: requests part-way first, then the queue in order, up to a token budget.
 
-    A request leaves the queue only when the KV blocks of its whole prompt are free beyond what the chunks before it
-    will take, and while fewer than ``max_resident`` requests are resident. ``whole_prompts`` takes no part of a
-    prompt; one longer than the budget then runs alone. What a pre-empted request's blocks still hold is not computed
-    again. With ``without``, the requests just pre-empted, nobody leaves
-    the queue: the room was not made for them.
+    A request leaves the queue only when the KV blocks of its whole prompt, but for those that others hold already, are
+    free beyond what the chunks before it will take, and while fewer than ``max_resident`` requests are resident.
+    ``whole_prompts`` takes no part of a prompt; one longer than the budget then runs alone. What is cached is not
+    computed again. With ``without``, the requests just pre-empted, nobody leaves the queue: the room was not made for
+    them.
     """
     chunks: list[Chunk] = []
     size = view.block_tokens
@@ -77,8 +84,8 @@ def fill(
             budget_tokens -= tokens
             free_blocks -= blocks_for(request.prefill_tokens, size) - held
     resident = len(view.prefilling) + len(view.decoding)
-    for request in () if without else view.waiting.values():
-        needed = blocks_for(request.prefill_tokens, size)
+    for request in () if without else view.waiting.values() if queue is None else queue:
+        needed = blocks_to_begin(request, size)
         if budget_tokens <= 0 or needed > free_blocks or resident >= max_resident:
             break
         left = request.prefill_tokens - request.cached_tokens

@@ -79,10 +79,19 @@ class RequestProgress(Protocol):
     def prefilled_tokens(self) -> int: ...
     @property
     def cached_tokens(self) -> int:
-        """While it waits after a pre-emption: tokens, of whole blocks, whose KV is still in blocks that it gave back.
+        """While it waits: tokens, of whole blocks, whose KV its instance still has, of others or of itself.
 
-        They need not be prefilled again: a first chunk of at most the others begins after them. Free blocks include
-        theirs. 0 for everybody else, and where the run reuses nothing.
+        They need not be prefilled: a first chunk of at most the other tokens begins after them. 0 once it has begun,
+        and where the run reuses nothing.
+        """
+        ...
+
+    @property
+    def shared_blocks(self) -> int:
+        """KV blocks that it shares: while it waits, those of its cached tokens that running requests hold.
+
+        It needs so many fewer to begin, while the other blocks of its cached tokens are among the free ones. Once it
+        has begun: those of its own that others use too, which do not become free if it is pre-empted.
         """
         ...
 
@@ -269,13 +278,18 @@ class TrueView(View, Protocol):
 
 
 class Load(NamedTuple):
-    """How busy an instance is, for a router. ``pending_tokens`` are still to be prefilled, waiting or in progress."""
+    """How busy an instance is, for a router, and what it has of the request in question.
+
+    ``pending_tokens`` are still to be prefilled, waiting or in progress. ``cached_tokens`` are those of the request
+    that the instance would not have to prefill; 0 without a prefix cache.
+    """
 
     instance: int
     waiting_requests: int
     pending_tokens: int
     resident_requests: int
     free_blocks: int
+    cached_tokens: int = 0
 
 
 class Router(Protocol):

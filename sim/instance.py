@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
 from profiler.work import Work
-from sim.ledger import BlockLedger, FreedPrefix
+from sim.ledger import BlockLedger
+from sim.prefixcache import CachedPrefix, PrefixCache
 from sim.state import DecodeCohort, Lane, RequestState
 
 OBSERVED_STEPS = 64
@@ -26,7 +27,8 @@ class Instance:
 
     ``incoming`` requests were prefilled elsewhere and wait to be fetched, ``arriving`` ones are on the link.
     ``pending_tokens`` are those still to be prefilled, of requests waiting or part-way. ``asked`` counts the policy's
-    decisions, and ``unseen`` says that a request has come since the last.
+    decisions, and ``unseen`` says that a request has come since the last. ``cache`` is None where the run reuses no KV,
+    and of an instance that only decodes.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class Instance:
         model_layers: int,
         device_sms: int,
         tpot_s: float | None,
-        reuse_preempted: bool = False,
+        caches: bool = False,
     ) -> None:
         self.index = index
         self.role = role
@@ -64,8 +66,8 @@ class Instance:
         self.asked = 0
         self._model_layers = model_layers
         self._device_sms = device_sms
-        # One that a decode instance pushes out is prefilled elsewhere.
-        self._reuse_preempted = reuse_preempted and role != "decode"
+        # Nothing begins on an instance that only decodes; one that it pushes out is prefilled elsewhere.
+        self.cache = PrefixCache(ledger) if caches and role != "decode" else None
 
     def enqueue(self, request: RequestState, *, first: bool = False) -> None:
         """Puts a request in the queue, at its end or, after a pre-emption, at its head."""
@@ -76,15 +78,21 @@ class Instance:
         if first:
             self.waiting.move_to_end(request.index, last=False)
         self.pending_tokens += request.prefill_tokens
+        if self.cache is not None and request.chain is not None:
+            request.prefix = CachedPrefix(self.cache, request.chain, request.prefill_tokens)
 
     def offer(self, request: RequestState) -> None:
         """Announces a request prefilled elsewhere."""
         self.unseen = True
         self.incoming[request.index] = request
 
-    def load(self) -> Load:
+    def load(self, request: RequestState) -> Load:
+        """How busy it is, and what it has of ``request`` in its cache."""
         residents = sum(map(len, (self.prefilling, self.cohort.members, self.incoming, self.arriving)))
-        return Load(self.index, len(self.waiting), self.pending_tokens, residents, self.ledger.free)
+        cached = 0
+        if self.cache is not None and request.chain is not None:
+            cached = CachedPrefix(self.cache, request.chain, request.prefill_tokens).tokens
+        return Load(self.index, len(self.waiting), self.pending_tokens, residents, self.ledger.free, cached)
 
     def idle_lane(self, step: Step) -> Lane:
         """The lane a step asks for."""
@@ -155,7 +163,7 @@ class Instance:
         return tuple(shapes)
 
     def take_back(self, steps: Sequence[Step]) -> None:
-        """Takes over what the blocks of pre-empted requests still hold, for those that ``steps`` prefill.
+        """Takes over what is cached of the waiting requests that ``steps`` prefill.
 
         That is done for a whole decision before its first launch: no launch may take a block on which the policy
         counted for another.
@@ -163,15 +171,14 @@ class Instance:
         for step in steps:
             for chunk in step.prefill if isinstance(step, Step) else ():
                 request = self.waiting.get(chunk.request.index)
-                if request is not None and request.freed is not None and isinstance(chunk.tokens, int):
-                    self._take_back(request, request.freed, chunk)
+                if request is not None and request.prefix is not None and isinstance(chunk.tokens, int):
+                    self._take_back(request, request.prefix, chunk)
 
-    def _take_back(self, request: RequestState, freed: FreedPrefix, chunk: Chunk) -> None:
-        """Takes over what is left of a request's KV, but for what the chunk computes anew."""
+    def _take_back(self, request: RequestState, prefix: CachedPrefix, chunk: Chunk) -> None:
+        """Takes over what is cached of a request's KV, but for what the chunk computes anew."""
         size = self.ledger.block_tokens
-        blocks = max(0, min(freed.tokens, request.prefill_tokens - chunk.tokens)) // size
-        freed.take_back(blocks)
-        request.freed = None
+        blocks = max(0, min(prefix.tokens, request.prefill_tokens - chunk.tokens)) // size
+        prefix.begin(blocks, request.prefill_tokens)
         request.blocks = blocks
         request.prefilled_tokens = blocks * size
         request.reused_tokens += blocks * size
@@ -213,11 +220,7 @@ class Instance:
         stepping = request is not None and request.cohort is not None and self.cohort.started > self.cohort.completed
         if request is None or stepping or launched:
             raise PolicyError(f"request {index} cannot be pre-empted now on instance {self.index}")
-        held, context_tokens = self.held_blocks(request), request.context_tokens
-        if self._reuse_preempted:
-            request.freed = self.ledger.give_prefix(held, context_tokens)
-        else:
-            self.ledger.give(held)
+        self.give_back(request, to_return=True)
         if request.cohort is not None:
             self.cohort.evict(request, remaining_tokens)
         else:
@@ -228,15 +231,30 @@ class Instance:
         request.preemptions += 1
         return request
 
+    def give_back(self, request: RequestState, *, to_return: bool = False) -> None:
+        """Frees the blocks of a request that leaves; what the cache can find of them it goes on finding.
+
+        ``to_return``: whether it comes back, so that also what nobody else has in common with it is worth finding.
+        """
+        held, prefix = self.held_blocks(request), request.prefix
+        if prefix is None:
+            self.ledger.give(held)
+            return
+        prefix.extend(request.context_tokens // self.ledger.block_tokens, own=to_return)
+        self.ledger.give(held - prefix.blocks)
+        prefix.leave()
+        request.prefix = None
+
     def held_blocks(self, request: RequestState) -> int:
-        """KV blocks that a resident request holds here."""
+        """KV blocks that a resident request holds here, those that it shares included."""
         return request.blocks if request.cohort is None else self.cohort.blocks(request)
 
     def check(self, outgoing: Sequence[RequestState] = ()) -> None:
         """Raises AssertionError unless the counts are those of the requests here, ``outgoing`` ones included."""
         # A waiting request holds what it has just taken back.
         residents = [*self.waiting.values(), *self.prefilling.values(), *self.cohort.members.values(), *outgoing]
-        held = sum(self.held_blocks(request) for request in residents)
+        held = sum(self.held_blocks(request) - request.cache_blocks for request in residents)
+        held += 0 if self.cache is None else self.cache.held
         held += sum(self.ledger.blocks_for(request.prefill_tokens) for request in self.arriving.values())
         free = self.ledger.free
         assert held + free == self.ledger.total, f"{held} blocks held and {free} free of {self.ledger.total}"

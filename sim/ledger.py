@@ -1,4 +1,4 @@
-"""KV blocks of one instance: how many there are, how many are free, and whose KV the free ones still hold."""
+"""KV blocks of one instance: how many there are, how many are free, and in which order those will be taken."""
 
 from __future__ import annotations
 
@@ -7,44 +7,16 @@ from bisect import insort
 from policies.admission import blocks_for
 
 
-class FreedPrefix:
-    """Blocks that a pre-empted request gave back: the first of them still hold the start of its KV for a while.
-
-    Free blocks are taken in the order in which they were freed, and a request's are freed last block first (as in
-    vLLM's free list), so what is left of it is always a prefix.
-    """
-
-    __slots__ = ("_end", "_ledger", "_whole")
-
-    def __init__(self, ledger: BlockLedger, whole: int, end: int) -> None:
-        self._ledger = ledger
-        self._whole = whole
-        self._end = end
-
-    @property
-    def tokens(self) -> int:
-        """Tokens, of whole blocks, whose KV nobody has overwritten."""
-        return self._blocks * self._ledger.block_tokens
-
-    @property
-    def _blocks(self) -> int:
-        return max(0, min(self._whole, self._end - self._ledger.head))
-
-    def take_back(self, blocks: int) -> None:
-        """Takes the first ``blocks`` of them out of the queue of free ones."""
-        assert blocks <= self._blocks, "KV blocks taken back that others have taken"
-        self._ledger.take_out(self._end - blocks, blocks)
-
-
 class BlockLedger:
     """Counts blocks. Who holds them follows from the requests' token counts; ``Instance.check`` compares the two.
 
-    Free blocks are a queue. Blocks are never named: one that is freed gets the next position, and ``head`` is the
-    position of the next to be taken. Blocks taken out of the middle leave gaps, (position, blocks) pairs, which the
-    head skips as it comes to them.
+    Free blocks are a queue, as in vLLM: those freed first are taken first, and until then hold what they held. Blocks
+    are never named: one that is freed gets the next position, ``tail`` is that of the next to come and ``head`` that
+    of the next to be taken. Blocks taken out of the middle leave gaps, (position, blocks) pairs, which the head skips
+    as it comes to them.
     """
 
-    __slots__ = ("_gaps", "_tail", "block_tokens", "free", "head", "total")
+    __slots__ = ("_gaps", "block_tokens", "free", "head", "tail", "total")
 
     def __init__(self, total: int, block_tokens: int) -> None:
         if total < 1 or block_tokens < 1:
@@ -53,7 +25,7 @@ class BlockLedger:
         self.free = total
         self.block_tokens = block_tokens
         self.head = 0
-        self._tail = total
+        self.tail = total
         self._gaps: list[tuple[int, int]] = []
 
     def blocks_for(self, tokens: int) -> int:
@@ -72,16 +44,13 @@ class BlockLedger:
     def give(self, blocks: int) -> None:
         """Gives blocks back."""
         self.free += blocks
-        self._tail += blocks
+        self.tail += blocks
         assert self.free <= self.total, "KV blocks given back twice"
-
-    def give_prefix(self, blocks: int, tokens: int) -> FreedPrefix:
-        """Gives back the blocks of a request with KV for ``tokens`` tokens, and keeps track of what becomes of them."""
-        self.give(blocks)
-        return FreedPrefix(self, tokens // self.block_tokens, self._tail)
 
     def take_out(self, position: int, blocks: int) -> None:
         """Takes free blocks from the middle of the queue."""
+        if not blocks:
+            return
         self.free -= blocks
         assert self.free >= 0, "KV blocks taken that were not free"
         insort(self._gaps, (position, blocks))

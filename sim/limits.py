@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from policies.admission import blocks_for
+from sim.prefixcache import Chain, HashedBlocks
+from traces.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +15,7 @@ class Limits:
 
     reuse_preempted: whether a pre-empted request that comes back takes over those of its KV blocks that nobody has
         taken since: what prefix caching does for it.
+    prefixes: how the trace hashes, where instances cache prefixes for all requests; None where they do not.
     """
 
     total_blocks: int
@@ -21,6 +24,31 @@ class Limits:
     queue_limit: int | None = None
     until_s: float | None = None
     reuse_preempted: bool = False
+    prefixes: HashedBlocks | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefixes is not None and self.prefixes.tokens % self.block_tokens:
+            raise ValueError(
+                f"the trace hashes blocks of {self.prefixes.tokens} tokens, which KV blocks of {self.block_tokens} do "
+                f"not divide; give block_tokens that do, such as 16, or leave prefix_cache out"
+            )
+
+    @property
+    def caches(self) -> bool:
+        """Whether KV outlives its request."""
+        return self.reuse_preempted or self.prefixes is not None
+
+    def chain(self, request: Request) -> Chain | None:
+        """What a cache finds the request's tokens by; None where nothing is cached."""
+        if not self.caches:
+            return None
+        hashed = self.prefixes
+        if hashed is None:
+            return Chain((), 1, 0, request.request_id)
+        covered = request.prompt_tokens + (request.output_tokens if hashed.answers else 0)
+        span = hashed.tokens // self.block_tokens
+        blocks = min(covered // self.block_tokens, len(request.block_hashes) * span)
+        return Chain(request.block_hashes, span, blocks, request.request_id)
 
     def misfit(self, prompt_tokens: int, output_tokens: int) -> str:
         """Why a request can never be served, in one word; empty when it can.

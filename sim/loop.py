@@ -82,7 +82,7 @@ class ServingLoop:
             model_layers=self._latency.model.layers,
             device_sms=self._latency.device.sms,
             tpot_s=self._slo.tpot_s,
-            reuse_preempted=self._limits.reuse_preempted,
+            caches=self._limits.caches,
         )
 
     def _view(self, instance: Instance) -> InstanceView:
@@ -155,6 +155,7 @@ class ServingLoop:
             arrival_s=request.arrival_s,
             prompt_tokens=request.prompt_tokens,
         )
+        state.chain = self._limits.chain(request)
         self._requests.append(state)
         self._answer_tokens.append(request.output_tokens)
         instance = self._route(state, self._front)
@@ -172,7 +173,7 @@ class ServingLoop:
     def _route(self, request: RequestState, among: list[Instance]) -> Instance:
         if len(among) == 1:
             return among[0]
-        chosen = self._policy.route(request, [instance.load() for instance in among])
+        chosen = self._policy.route(request, [instance.load(request) for instance in among])
         return self._instances[chosen]
 
     def _decide(self) -> None:
@@ -187,7 +188,7 @@ class ServingLoop:
                 instance.asked += 1
                 steps, instance.memo = self._policy.decide(self._views[index])
                 try:
-                    if self._limits.reuse_preempted:
+                    if instance.cache is not None:
                         instance.take_back(steps)
                     for step in steps:
                         self._launch(instance, step)
@@ -315,6 +316,8 @@ class ServingLoop:
             request = self._requests[chunk.request.index]
             request.prefilled_tokens += chunk.tokens
             instance.pending_tokens -= chunk.tokens
+            if request.prefix is not None:
+                request.prefix.extend(request.prefilled_tokens // instance.ledger.block_tokens)
             if request.prefilled_tokens == request.prefill_tokens:
                 self._emit_first(instance, request, end_s)
 
@@ -332,7 +335,7 @@ class ServingLoop:
         self._tally.emitted(request, end_s)
         remaining = self._answer_tokens[request.index] - request.emitted
         if not remaining:
-            instance.ledger.give(request.blocks)
+            instance.give_back(request)
             self._release(request, instance.index)
             self._finish(instance, request)
         elif instance.role == "prefill":
@@ -346,14 +349,14 @@ class ServingLoop:
         assert launch.step.transfer is not None
         request = instance.arriving.pop(launch.step.transfer.index)
         source = self._instances[request.instance]
-        source.ledger.give(request.blocks)
+        source.give_back(request)
         self._release(request, source.index)
         self._changed[source.index] = None
         request.instance = instance.index
         instance.cohort.join(request, self._answer_tokens[request.index] - request.emitted)
 
     def _finish_decoding(self, instance: Instance, request: RequestState) -> None:
-        instance.ledger.give(instance.held_blocks(request))
+        instance.give_back(request)
         self._tally.leaving(request)
         instance.cohort.leave(request)
         self._release(request, instance.index)

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from policies.admission import blocks_for
 from policies.api import Chunk
 from profiler.work import Work
-from sim.ledger import FreedPrefix
+from sim.prefixcache import CachedPrefix, Chain
 
 
 class RequestState:
@@ -23,11 +23,11 @@ class RequestState:
     __slots__ = (
         "arrival_s",
         "blocks",
+        "chain",
         "cohort",
         "emitted",
         "emitted_s",
         "first_token_s",
-        "freed",
         "index",
         "instance",
         "itl_max_s",
@@ -35,6 +35,7 @@ class RequestState:
         "preemptions",
         "prefill_tokens",
         "prefilled_tokens",
+        "prefix",
         "prompt_tokens",
         "reason",
         "request_id",
@@ -60,7 +61,8 @@ class RequestState:
         self.scheduled_s: float | None = None
         self.itl_max_s: float | None = None
         self.preemptions = 0
-        self.freed: FreedPrefix | None = None
+        self.chain: Chain | None = None
+        self.prefix: CachedPrefix | None = None
         self.reused_tokens = 0
         self.state = "waiting"
         self.reason = ""
@@ -80,7 +82,16 @@ class RequestState:
 
     @property
     def cached_tokens(self) -> int:
-        return 0 if self.freed is None else self.freed.tokens
+        return 0 if self.prefix is None else self.prefix.tokens
+
+    @property
+    def shared_blocks(self) -> int:
+        return 0 if self.prefix is None else self.prefix.shared_blocks
+
+    @property
+    def cache_blocks(self) -> int:
+        """KV blocks of it that the cache counts, once for all who share them."""
+        return 0 if self.prefix is None else self.prefix.blocks
 
     @property
     def last_token_s(self) -> float | None:

@@ -43,6 +43,7 @@ class Held:
     arrival_s: float = 0.0
     prefilled_tokens: int = 0
     cached_tokens: int = 0
+    shared_blocks: int = 0
     generated_tokens: int = 0
     first_token_s: float | None = None
 

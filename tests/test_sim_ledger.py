@@ -7,7 +7,8 @@ from collections import OrderedDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.ledger import BlockLedger, FreedPrefix
+from sim.ledger import BlockLedger
+from sim.prefixcache import CachedPrefix, Chain, PrefixCache
 
 TOTAL, SIZE = 24, 4
 
@@ -53,31 +54,38 @@ moves = st.lists(st.tuples(st.sampled_from(["admit", "push out", "finish", "grow
 def test_what_is_left_of_a_request_is_what_a_queue_of_named_blocks_says(moves, data):
     """Six requests come, grow, are pushed out and come back in any order; the counts agree throughout."""
     ledger, named = BlockLedger(TOTAL, SIZE), NamedBlocks()
+    cache = PrefixCache(ledger)
     held: dict[int, list[int]] = {}
-    away: dict[int, FreedPrefix] = {}
+    away = {owner: waiting(cache, owner) for owner in range(6)}
+    here: dict[int, CachedPrefix] = {}
     for move, owner in moves:
         if move == "admit" and owner not in held:
-            kept = named.found(owner) if owner in away else []
+            kept = named.found(owner)
             blocks = data.draw(st.integers(max(1, len(kept)), 8))
             if blocks > ledger.free:
                 continue
-            if owner in away:
-                away.pop(owner).take_back(len(kept))
+            here[owner] = away.pop(owner)
+            here[owner].begin(len(kept), blocks * SIZE)
             named.take_back(kept)
             ledger.take(blocks - len(kept))
             held[owner] = kept + named.take(blocks - len(kept))
         elif move == "grow" and owner in held and ledger.free:
             ledger.take(1)
             held[owner] += named.take(1)
-        elif move == "push out" and owner in held:
-            blocks_held = held.pop(owner)
+        elif move in ("push out", "finish") and owner in held:
+            blocks_held, prefix = held.pop(owner), here.pop(owner)
             tokens = data.draw(st.integers(SIZE * (len(blocks_held) - 1) + 1, SIZE * len(blocks_held)))
-            named.give(owner, blocks_held, tokens // SIZE)
-            away[owner] = ledger.give_prefix(len(blocks_held), tokens)
-        elif move == "finish" and owner in held:
-            blocks_held = held.pop(owner)
-            named.give(owner, blocks_held, 0)
-            ledger.give(len(blocks_held))
+            kept_whole = tokens // SIZE if move == "push out" else prefix.blocks
+            named.give(owner, blocks_held, kept_whole)
+            prefix.extend(tokens // SIZE, own=move == "push out")
+            ledger.give(len(blocks_held) - prefix.blocks)
+            prefix.leave()
+            away[owner] = waiting(cache, owner)
         assert ledger.free == len(named.free)
         for who, freed in away.items():
             assert freed.tokens == SIZE * len(named.found(who))
+
+
+def waiting(cache: PrefixCache, owner: int) -> CachedPrefix:
+    """A request about to begin that has nothing in common with others."""
+    return CachedPrefix(cache, Chain((), 1, 0, str(owner)), TOTAL * SIZE)

@@ -16,6 +16,7 @@ from profiler.profile import Profile
 from profiler.profile import Provenance as Measured
 from profiler.specs import DeviceSpec, ModelSpec
 from sim import Completion, Launch, Limits, RunResult, ServingLoop, SimExecutor
+from sim.prefixcache import HashedBlocks
 from traces.arrivals import ArrivalSource, OpenArrivals
 from traces.request import Provenance, Trace
 
@@ -108,6 +109,7 @@ def serve(
     check: bool = True,
     plain: bool = False,
     reuse_preempted: bool = False,
+    prefixes: HashedBlocks | None = None,
 ) -> RunResult:
     """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step.
 
@@ -129,6 +131,7 @@ def serve(
             queue_limit=queue_limit,
             until_s=until_s,
             reuse_preempted=reuse_preempted,
+            prefixes=prefixes,
         ),
         keep_token_times=True,
         check_every_step=check,
