@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from profiler.latency import LatencyModel
-from profiler.work import Work
+from profiler.work import Overlap, Work
 
 Role = Literal["mixed", "prefill", "decode"]
 Memo = Hashable
@@ -126,6 +126,7 @@ class Step(NamedTuple):
     transfer: on the link lane, the incoming request whose KV is fetched.
     again: for a decode step alone on the instance: the policy would say the same after it, if meanwhile no request
         arrives, finishes or has to give way. The loop may then repeat it without asking.
+    overlap: kernels of the launch that run beside each other. Only a simulator can; see :func:`simulated_only`.
     """
 
     lane: str
@@ -136,6 +137,7 @@ class Step(NamedTuple):
     preempt: tuple[RequestProgress, ...] = ()
     transfer: RequestProgress | None = None
     again: bool = False
+    overlap: Overlap | None = None
 
 
 class LaneView(Protocol):
@@ -335,3 +337,11 @@ class Policy(Protocol):
     def decide(self, view: View) -> Decision:
         """What to launch now on the idle lanes of ``view``'s instance."""
         ...
+
+
+def simulated_only(policy: Policy) -> str:
+    """Why no device can serve a policy, as its attribute of this name says; empty where it has none.
+
+    A policy whose steps have an overlap has one.
+    """
+    return str(getattr(policy, "simulated_only", ""))

@@ -10,7 +10,7 @@ from profiler.latency import Estimate, LatencyModel, Source
 from profiler.presets import DEVICES, MODELS, device, model
 from profiler.roofline import Efficiencies, RooflineModel, roofline
 from profiler.specs import DeviceSpec, DType, ModelSpec
-from profiler.work import Work
+from profiler.work import Overlap, Work
 
 if TYPE_CHECKING:
     from profiler.fittedmodel import FittedModel, fitted
@@ -27,6 +27,7 @@ __all__ = [
     "KernelTime",
     "LatencyModel",
     "ModelSpec",
+    "Overlap",
     "RooflineModel",
     "Shard",
     "Source",

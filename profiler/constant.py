@@ -16,6 +16,7 @@ class ConstantRateModel:
     prefill_token_s: seconds a prompt token takes through the whole model; a layer group takes its part.
     decode_step_s: seconds a decode step takes, whatever its batch.
     pass_s: seconds any launch takes besides.
+    A launch with an overlap takes the longer of its two phases.
     transfer_token_s: seconds to move the KV of a token over the link.
     shared_slowdown: the factor by which two that run side by side slow each other; 2 is processor sharing.
     kv_tokens: KV capacity of an instance.
@@ -37,7 +38,9 @@ class ConstantRateModel:
             return Estimate(work.kv_transfer_tokens * self.transfer_token_s, "measured")
         part = 1.0 if work.layers is None else work.layers / self.model.layers
         seconds = part * self.prefill_token_s * sum(new for new, _ in work.prefill) + self.pass_s
-        if work.decode_requests:
+        if work.overlap is not None:
+            seconds = max(seconds, self.pass_s + self.decode_step_s * (work.decode_requests > 0))
+        elif work.decode_requests:
             seconds += self.decode_step_s
         return Estimate(seconds * (1.0 if beside is None else self.shared_slowdown), "measured")
 

@@ -13,6 +13,7 @@ from policies.api import RequestProgress
 from profiler.measure.attention import Sequenced
 from real.lanes import Batch, Copy, Done, Job, Lanes
 from real.residents import Residents
+from sim.instance import PolicyError
 from sim.launch import Completion, Launch
 
 
@@ -65,6 +66,8 @@ class DeviceExecutor:
         return self._clock() - self._begun
 
     def start(self, launch: Launch) -> None:
+        if launch.work.overlap is not None:
+            raise PolicyError("a step whose kernels overlap, which no device here can launch; simulate this policy")
         task, heirs = self._copy(launch) if launch.source is not None else self._batch(launch)
         step = launch.step
         sms = 0 if launch.source is not None else step.sms

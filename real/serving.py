@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.api import Policy
+from policies.api import Policy, simulated_only
 from real.comparison import FACTS
 from real.executor import DeviceExecutor
 from real.lanes import Lanes
@@ -105,6 +105,8 @@ def check_policy(policy: Policy) -> None:
             f"policy {policy.name} needs to know how long answers will be, which a device cannot tell; simulate it, or "
             f"take another policy"
         )
+    if reason := simulated_only(policy):
+        raise ValueError(f"policy {policy.name} is simulated only: {reason}; take another policy")
 
 
 def recover(recording: Path, target: Path, facts: Mapping[str, Any] | None = None) -> Replayed:

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
-from profiler.work import Work
+from profiler.work import Overlap, Work
 from sim.ledger import BlockLedger
 from sim.prefixcache import CachedPrefix, PrefixCache
 from sim.state import DecodeCohort, Lane, RequestState
@@ -127,7 +127,10 @@ class Instance:
             context = cohort.context_tokens
         if not chunks and not decoding:
             raise PolicyError(f"a step with nothing in it on lane {step.lane!r}")
-        return Work(chunks, decoding, context, layers, head)
+        overlap = step.overlap
+        if overlap is not None and not isinstance(overlap, Overlap):
+            raise PolicyError(f"an overlap of {overlap!r}; it is a profiler.Overlap, or None")
+        return Work(chunks, decoding, context, layers, head, 0, overlap)
 
     def begin_transfer(self, progress: RequestProgress) -> tuple[Work, int]:
         """Reserves blocks for an incoming request; the work, and the instance its KV comes from."""

@@ -255,7 +255,7 @@ class ServingLoop:
             # The step is begun only once it is known to end in time, so its work is worked out from the outside.
             start_s, decodes = clock.now_s, len(cohort.members)
             context = cohort.context_tokens + decodes
-            work = Work((), decodes, context)
+            work = Work((), decodes, context, None, True, 0, step.overlap)
             predicted = latency.estimate(work, step.sms)
             end_s = coaster.alone(work, step.sms, predicted, latency, until_s)
             if end_s is None:
