@@ -23,6 +23,7 @@ from traces.loading import detect, load
 from traces.opening import open_trace
 from traces.request import Provenance, Request, Trace
 from traces.saving import save
+from traces.sessions import SessionLoop, with_hashes
 from traces.statistics import Statistics, rank_correlation, summarise
 from traces.workloads import workload, workloads
 
@@ -37,6 +38,7 @@ __all__ = [
     "PublicTrace",
     "ReadOptions",
     "Request",
+    "SessionLoop",
     "Statistics",
     "Trace",
     "TraceError",
@@ -57,6 +59,7 @@ __all__ = [
     "shrunk",
     "spread_bins",
     "summarise",
+    "with_hashes",
     "workload",
     "workloads",
 ]

@@ -10,6 +10,7 @@ from traces import arrivals
 from traces.arrivals import ArrivalSource, ClosedLoop, OpenArrivals
 from traces.errors import TraceError
 from traces.request import Trace
+from traces.sessions import SessionLoop
 
 FORMS = (
     "recorded",
@@ -20,13 +21,15 @@ FORMS = (
     "constant:RATE",
     "spread[:BIN_SECONDS]",
     "closed:USERS[,think=SECONDS][,thinking=constant]",
+    "sessions[:RATE][,think=SECONDS][,thinking=constant]",
 )
 """What :func:`parse_arrivals` takes; RATE in requests/s."""
 
 _NEEDED = {"gamma": ("cv",), "onoff": ("on", "off")}
-_OPTIONAL = {"closed": ("think",)}
-_WORDS = {"onoff": "periods", "closed": "thinking"}
-_WITHOUT_VALUE = ("recorded", "spread")
+_CLOSED = ("closed", "sessions")
+_OPTIONAL = dict.fromkeys(_CLOSED, ("think",))
+_WORDS = {"onoff": "periods", **dict.fromkeys(_CLOSED, "thinking")}
+_WITHOUT_VALUE = ("recorded", "spread", "sessions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +44,14 @@ class ArrivalSpec:
     @property
     def closed(self) -> bool:
         """Whether arrivals depend on when requests finish."""
-        return self.kind == "closed"
+        return self.kind in _CLOSED
 
     def at_rate(self, rate: float) -> ArrivalSpec:
         """The same process at another mean rate in requests/s; recorded arrivals become rescaled ones."""
         if self.kind in ("closed", "spread"):
-            raise TraceError(f"arrivals {str(self)!r} have no rate to set; use one of poisson, gamma, onoff, rescale")
+            raise TraceError(
+                f"arrivals {str(self)!r} have no rate to set; use one of poisson, gamma, onoff, rescale, sessions"
+            )
         arrivals.positive("rate", rate, "requests per second, above 0")
         return replace(self, kind="rescale" if self.kind == "recorded" else self.kind, value=rate)
 
@@ -63,12 +68,13 @@ class ArrivalSpec:
         """What a serving loop pops requests from."""
         if not self.closed:
             return OpenArrivals(self.apply(trace, seed))
+        think_s, think = dict(self.numbers).get("think", 0.0), self.word or "exponential"
+        if self.kind == "sessions":
+            return SessionLoop(trace, think_s, seed, rate=self.value, think=think)
         users = self._required()
         if users != int(users):
             raise TraceError(f"users is {users:g}; give a whole number")
-        return ClosedLoop(
-            trace, int(users), dict(self.numbers).get("think", 0.0), seed, think=self.word or "exponential"
-        )
+        return ClosedLoop(trace, int(users), think_s, seed, think=think)
 
     def _required(self) -> float:
         assert self.value is not None
@@ -111,7 +117,7 @@ def parse_arrivals(text: str) -> ArrivalSpec:
     """The spec that ``text`` spells, one of FORMS; TraceError says what is wrong and lists them."""
     kind, _, rest = text.strip().partition(":")
     fields = [field.strip() for field in rest.split(",")] if rest.strip() else []
-    if kind not in _PROCESSES and kind != "closed":
+    if kind not in _PROCESSES and kind not in _CLOSED:
         raise _wrong(text, f"no form is called {kind!r}")
     value = None
     if fields and "=" not in fields[0]:

@@ -218,7 +218,7 @@ class OpenArrivals:
                 f"{trace.name}: arrivals must be 0 to {MAX_ARRIVAL_S:g} s and in order; sort the trace first"
             )
         self._arrivals: list[float] = arrivals.tolist()
-        self._requests = _Requests(trace)
+        self._requests = RequestColumns(trace)
         self._next = 0
 
     def peek_s(self) -> float | None:
@@ -260,7 +260,7 @@ class ClosedLoop:
         # (time ready, order of becoming known): one entry for each user who is thinking.
         self._ready = [(ready_s, order) for order, ready_s in enumerate(thinks[:users])]
         heapify(self._ready)
-        self._requests, self._total = _Requests(trace), len(trace)
+        self._requests, self._total = RequestColumns(trace), len(trace)
         self._next, self._sent = 0, users
         self._waiting: set[int] = set()
 
@@ -283,7 +283,7 @@ class ClosedLoop:
         self._sent += 1
 
 
-class _Requests:
+class RequestColumns:
     """A trace's columns as lists: a million single requests are then made cheaply."""
 
     __slots__ = ("_blocks", "_ids", "_outputs", "_prompts", "_sessions")

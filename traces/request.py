@@ -52,7 +52,8 @@ class Trace(Sequence[Request]):
 
     Columns have shape (n,). ``arrival_s`` is None for a file of lengths alone: give it arrivals
     (:mod:`traces.arrivals`) before it can be served. ``block_tokens`` is the size of the hashed prefix
-    blocks, where the source has them.
+    blocks, where the source has them; ``answers_hashed`` says that they go on over the answer, which is known of
+    hashes made from sessions alone (:mod:`traces.sessions`).
     """
 
     provenance: Provenance
@@ -63,6 +64,7 @@ class Trace(Sequence[Request]):
     session_ids: tuple[str | None, ...] | None = None
     block_hashes: tuple[tuple[int, ...], ...] | None = None
     block_tokens: int | None = None
+    answers_hashed: bool = False
     name: str = field(default="trace")
 
     def __len__(self) -> int:

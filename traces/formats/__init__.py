@@ -26,6 +26,7 @@ FORMATS: dict[str, Format] = {
     "burstgpt": Format(read=burstgpt.read, about="BurstGPT 1 to 3", columns=burstgpt.NEEDED),
     "vidur": Format(read=lengths.read_vidur, about="Vidur and Sarathi files", columns=lengths.VIDUR),
     "sharegpt-lengths": Format(read=sharegpt.read_turns, about="ShareGPT message lengths", columns=sharegpt.TURNS),
+    "sharegpt-sessions": Format(read=sharegpt.read_sessions, about="the same, all exchanges (only by --format)"),
     "exchanges": Format(
         read=lengths.read_exchanges, about="first exchanges of conversations", columns=lengths.EXCHANGES
     ),

@@ -1,4 +1,4 @@
-"""ShareGPT conversations, as text or as message lengths, by the rule of the first exchange.
+"""ShareGPT conversations, as text or as message lengths, by the rule of the first exchange; or whole, as sessions.
 
 A request is the first two messages of a conversation, whatever their roles: the first is the prompt, the
 second the answer. Both must have 2 tokens or more and their sum at most 131,072; other conversations are
@@ -32,6 +32,39 @@ def read_turns(path: Path, options: ReadOptions) -> Rows:
     paired = starts[(starts + 1 < len(names)) & ~np.append(first, True)[starts + 1]]
     exchanges = np.stack((tokens[paired], tokens[paired + 1]), axis=1)
     return _first_exchanges(path, names[paired].tolist(), exchanges, len(starts))
+
+
+def read_sessions(path: Path, options: ReadOptions) -> Rows:
+    """The lengths form, every exchange a request: the prompt of a turn is all that was said before its answer.
+
+    Messages are taken in pairs, whatever their roles, and a conversation ends before the first pair that breaks the
+    rule above.
+    """
+    table = read_table(path, TURNS, "sharegpt-sessions")
+    messages: dict[str, list[int]] = {}
+    for name, tokens in zip(table.texts("conversation"), table.tokens("tokens").tolist(), strict=True):
+        messages.setdefault(name, []).append(tokens)
+    turns = [(name, *turn) for name, lengths in messages.items() for turn in _turns(lengths)]
+    if not turns:
+        raise _nothing_to_serve(path)
+    names, numbers, prompts, outputs = zip(*turns, strict=True)
+    return Rows(
+        prompt_tokens=np.array(prompts, np.int64),
+        output_tokens=np.array(outputs, np.int64),
+        request_ids=[f"{name}.{number}" for name, number in zip(names, numbers, strict=True)],
+        session_ids=names,
+        notes=(f"{len(turns)} exchanges of {len(set(names))} of {len(messages)} conversations",),
+    )
+
+
+def _turns(lengths: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(number, prompt tokens, answer tokens) of each exchange of one conversation."""
+    said = 0
+    for number, (asked, answered) in enumerate(zip(lengths[::2], lengths[1::2], strict=False)):
+        if min(asked, answered) < LEAST_TOKENS or said + asked + answered > MOST_TOKENS:
+            return
+        yield number, said + asked, answered
+        said += asked + answered
 
 
 def read_text(path: Path, options: ReadOptions) -> Rows:
@@ -71,10 +104,7 @@ def _text_exchanges(
 def _first_exchanges(path: Path, names: list[str], exchanges: Any, conversations: int) -> Rows:
     kept = np.all(exchanges >= LEAST_TOKENS, axis=1) & (exchanges.sum(axis=1) <= MOST_TOKENS)
     if not kept.any():
-        raise TraceError(
-            f"{path}: no conversation has a first exchange of {LEAST_TOKENS} tokens or more a side and "
-            f"{MOST_TOKENS} at most together; give a file of longer conversations"
-        )
+        raise _nothing_to_serve(path)
     return Rows(
         prompt_tokens=exchanges[kept, 0],
         output_tokens=exchanges[kept, 1],
@@ -83,4 +113,11 @@ def _first_exchanges(path: Path, names: list[str], exchanges: Any, conversations
             f"first exchanges of {int(kept.sum())} of {conversations} conversations (first two messages, "
             f"{LEAST_TOKENS} tokens or more each, {MOST_TOKENS} at most together)",
         ),
+    )
+
+
+def _nothing_to_serve(path: Path) -> TraceError:
+    return TraceError(
+        f"{path}: no conversation has a first exchange of {LEAST_TOKENS} tokens or more a side and "
+        f"{MOST_TOKENS} at most together; give a file of longer conversations"
     )
