@@ -21,8 +21,14 @@ from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.loading import POLICIES, load
+from policies.nanoflow import NanoFlow
+from policies.pod import Pod
+from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS, LeastLoaded, RoundRobin
+from policies.sglang_chunked import SglangChunked
 from policies.static_split import StaticSplit
+from policies.uncapped_streams import UncappedStreams
+from policies.vllm_chunked import VllmChunked
 
 __all__ = [
     "LINK",
@@ -37,16 +43,22 @@ __all__ = [
     "LaneView",
     "LeastLoaded",
     "Load",
+    "NanoFlow",
     "Observation",
     "Outcome",
+    "Pod",
     "Policy",
+    "PrefillFirst",
     "RequestProgress",
     "Role",
     "RoundRobin",
     "Router",
+    "SglangChunked",
     "StaticSplit",
     "Step",
     "TrueView",
+    "UncappedStreams",
     "View",
+    "VllmChunked",
     "load",
 ]

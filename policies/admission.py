@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from policies.api import Chunk, RequestProgress, View
@@ -31,11 +31,19 @@ class Relief(NamedTuple):
     free_blocks: int
 
 
-def relieve(view: View) -> Relief:
-    """Whom to pre-empt so that every decoding request left can take a step: the latest arrivals first, as in vLLM.
+def arrival(request: RequestProgress) -> tuple[int, ...]:
+    """Greater for one that came later."""
+    return (request.index,)
 
-    Partly prefilled requests give way too, unless a lane is working on them. In the worst case nobody is left to
-    decode, which frees the blocks for a prefill in progress.
+
+def relieve(
+    view: View, *, last: Callable[[RequestProgress], tuple[int, ...]] = arrival, ahead_tokens: int = 0
+) -> Relief:
+    """Whom to pre-empt so that every decoding request left can take a step: those for whom ``last`` is greatest.
+
+    By default the latest arrivals, as in vLLM. Partly prefilled requests give way too, unless a lane is working on
+    them. In the worst case nobody is left to decode, which frees the blocks for a prefill in progress. Where somebody
+    has to give way, others follow until each that is left has room for ``ahead_tokens``; but not the last one.
     """
     demand, free, decodes = view.decode_block_demand, view.free_blocks, len(view.decoding)
     if demand <= free:
@@ -44,8 +52,8 @@ def relieve(view: View) -> Relief:
     busy = {chunk.request.index for lane in view.lanes.values() for chunk in lane.batch}
     residents = [*view.decoding.values(), *(r for i, r in view.prefilling.items() if i not in busy)]
     victims: list[RequestProgress] = []
-    for request in sorted(residents, key=lambda r: r.index, reverse=True):
-        if demand <= free or not decodes:
+    for request in sorted(residents, key=last, reverse=True):
+        if not decodes or (demand <= free and (decodes == 1 or free * size >= ahead_tokens * decodes)):
             break
         victims.append(request)
         free += blocks_for(request.context_tokens, size) - request.shared_blocks

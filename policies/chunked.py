@@ -29,6 +29,7 @@ class ChunkedPrefill:
 
     name: ClassVar[str] = "chunked"
     needs_truth: ClassVar[bool] = False
+    reads_slo: ClassVar[bool] = False
     fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 1024
@@ -38,7 +39,7 @@ class ChunkedPrefill:
     def __post_init__(self) -> None:
         if self.budget_tokens < 1 or self.max_resident < 1:
             raise ValueError(
-                f"chunked: budget_tokens is {self.budget_tokens} and max_resident {self.max_resident}; "
+                f"{self.name}: budget_tokens is {self.budget_tokens} and max_resident {self.max_resident}; "
                 "both must be 1 or more"
             )
 

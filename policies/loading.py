@@ -13,14 +13,26 @@ from policies.api import Policy
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
+from policies.nanoflow import NanoFlow
+from policies.pod import Pod
+from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS
+from policies.sglang_chunked import SglangChunked
 from policies.static_split import StaticSplit
+from policies.uncapped_streams import UncappedStreams
+from policies.vllm_chunked import VllmChunked
 
 POLICIES: dict[str, type[Any]] = {
     "chunked": ChunkedPrefill,
     "bullet": Bullet,
     "disaggregation": Disaggregation,
     "static-split": StaticSplit,
+    "prefill-first": PrefillFirst,
+    "vllm-chunked": VllmChunked,
+    "sglang-chunked": SglangChunked,
+    "nanoflow": NanoFlow,
+    "pod": Pod,
+    "uncapped-streams": UncappedStreams,
 }
 
 CONTRACT = ("name", "needs_truth", "fewest_instances", "router", "roles", "lanes", "decide")

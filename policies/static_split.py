@@ -31,6 +31,7 @@ class StaticSplit:
 
     name: ClassVar[str] = "static-split"
     needs_truth: ClassVar[bool] = False
+    reads_slo: ClassVar[bool] = False
     fewest_instances: ClassVar[int] = 1
 
     decode_sms: int | None = None
@@ -56,11 +57,7 @@ class StaticSplit:
     def decide(self, view: View) -> Decision:
         prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
         share = self._decode_share(view)
-        if decode.busy:
-            relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
-        else:
-            relief = relieve(view)
-        chunks = () if prefill.busy else prefill.batch or self._next_batch(view, relief)
+        relief, chunks = due(view, batch_tokens=self.batch_tokens, max_resident=self.max_resident)
         steps: tuple[Step, ...] = ()
         if relief.decodes and not decode.busy:
             alone = not prefill.busy and not chunks
@@ -82,17 +79,30 @@ class StaticSplit:
             raise ValueError(f"decode_sms is {chosen} of an instance's {view.sms} SMs; leave one or more to each phase")
         return share
 
-    def _next_batch(self, view: View, relief: Relief) -> tuple[Chunk, ...]:
-        return fill(
-            view,
-            budget_tokens=self.batch_tokens,
-            free_blocks=relief.free_blocks,
-            max_resident=self.max_resident,
-            whole_prompts=True,
-            without=relief.victims,
-        )
-
     def _layers(self, view: View) -> int | None:
         if self.layers_per_step is None:
             return None
         return min(self.layers_per_step, view.latency.model.layers - view.lanes[PREFILL].layers_done)
+
+
+def due(view: View, *, batch_tokens: int, max_resident: int) -> tuple[Relief, tuple[Chunk, ...]]:
+    """What two loops that mind nobody else have to launch now: room for a decode step, and chunks for prefill.
+
+    While a decode step runs the room is that of the next one. No chunks while prefill runs; those of a batch in
+    progress until its last layer.
+    """
+    prefill = view.lanes[PREFILL]
+    if view.lanes[DECODE].busy:
+        relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
+    else:
+        relief = relieve(view)
+    if prefill.busy:
+        return relief, ()
+    return relief, prefill.batch or fill(
+        view,
+        budget_tokens=batch_tokens,
+        free_blocks=relief.free_blocks,
+        max_resident=max_resident,
+        whole_prompts=True,
+        without=relief.victims,
+    )
