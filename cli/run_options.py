@@ -37,6 +37,7 @@ FIELDS = {
     "kv_blocks": "kv_blocks",
     "memory_fraction": "memory_fraction",
     "reuse_preempted": "reuse_preempted",
+    "prefix_cache": "prefix_cache",
     "latency": "latency",
     "estimator": "estimator",
     "until": "until_s",
@@ -53,6 +54,8 @@ PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)
 ESTIMATOR = "What the policy plans with, where it is another latency model, key=value; repeatable."
 
 REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
+
+PREFIXES = "Prompts that begin alike share KV; needs block_hashes or session_id in the trace (default no)."
 
 Trace = Annotated[Text, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")]
 Policy = Annotated[Text, typer.Option(help="A name from bulletsim policies, or path.py:Class.")]
@@ -74,6 +77,7 @@ QueueLimit = Annotated[Whole, typer.Option(help="Waiting requests of an instance
 KvBlocks = Annotated[Whole, typer.Option(help="KV blocks of an instance (default: what fits).")]
 MemoryFraction = Annotated[Number, typer.Option(help="Memory for weights and KV (default 0.9).")]
 ReusePreempted = Annotated[bool | None, typer.Option(help=REUSE)]
+PrefixCache = Annotated[bool | None, typer.Option(help=PREFIXES)]
 Latency = Annotated[Texts, typer.Option(help="A latency model setting, key=value; repeatable.")]
 Estimator = Annotated[Texts, typer.Option(help=ESTIMATOR)]
 Until = Annotated[Number, typer.Option(help="Stop at this simulated second.")]

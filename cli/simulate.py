@@ -38,6 +38,7 @@ def simulate(  # its length is that of the command: a line an option
     kv_blocks: options.KvBlocks = None,
     memory_fraction: options.MemoryFraction = None,
     reuse_preempted: options.ReusePreempted = None,
+    prefix_cache: options.PrefixCache = None,
     latency: options.Latency = None,
     estimator: options.Estimator = None,
     until: options.Until = None,
@@ -123,6 +124,8 @@ def summary_table(config: RunConfig, metrics: Metrics) -> str:
         ["makespan (s)", number(metrics.makespan_s)],
         ["pre-emptions", str(metrics.preemptions)],
     ]
+    if metrics.prefix_hit_rate is not None:
+        rates.append(["prompt tokens found cached (%)", number(metrics.prefix_hit_rate, 100)])
     unlimited = ["no SLO: attainment and goodput need a limit, such as --slo-tpot 0.1"]
     return "\n".join(
         [

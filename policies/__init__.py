@@ -24,7 +24,7 @@ from policies.loading import POLICIES, load
 from policies.nanoflow import NanoFlow
 from policies.pod import Pod
 from policies.prefill_first import PrefillFirst
-from policies.routing import ROUTERS, LeastLoaded, RoundRobin
+from policies.routing import ROUTERS, LeastLoaded, PrefixAffine, RoundRobin
 from policies.sglang_chunked import SglangChunked
 from policies.static_split import StaticSplit
 from policies.uncapped_streams import UncappedStreams
@@ -49,6 +49,7 @@ __all__ = [
     "Pod",
     "Policy",
     "PrefillFirst",
+    "PrefixAffine",
     "RequestProgress",
     "Role",
     "RoundRobin",

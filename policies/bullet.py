@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
-from policies.admission import Relief, blocks_for, relieve
+from policies.admission import Relief, blocks_to_begin, relieve
 from policies.api import Chunk, Decision, LaneView, Outcome, RequestProgress, Role, Router, Step, View
 from policies.forecast import (
     TtftForecast,
@@ -232,7 +232,7 @@ class Bullet:
 
     @staticmethod
     def _fits(view: View, request: RequestProgress, free_blocks: int, places: int) -> bool:
-        return places > 0 and blocks_for(request.prefill_tokens, view.block_tokens) <= free_blocks
+        return places > 0 and blocks_to_begin(request, view.block_tokens) <= free_blocks
 
     def _next_batch(
         self, view: View, relief: Relief, sms: int
@@ -250,7 +250,7 @@ class Bullet:
         for request in order[:batch]:
             if not self._fits(view, request, free, places - len(chunks)):
                 break
-            free -= blocks_for(request.prefill_tokens, view.block_tokens)
+            free -= blocks_to_begin(request, view.block_tokens)
             chunks.append(Chunk(request, prefill_shape(request)[0]))
         taken = len(chunks)
         if taken < len(order):

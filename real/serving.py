@@ -94,6 +94,8 @@ def check_servable(prepared: Prepared) -> None:
     check_policy(prepared.policy)
     if prepared.limits.reuse_preempted:
         raise ValueError("reuse_preempted is simulated only: on a device a request that gives way loses its slot")
+    if prepared.limits.prefixes is not None:
+        raise ValueError("prefix_cache is simulated only: on a device every request has a slot of its own")
     if prepared.config.tensor_parallel != 1:
         raise ValueError(f"tensor_parallel is {prepared.config.tensor_parallel}; a device run has one GPU an instance")
 

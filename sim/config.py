@@ -117,6 +117,8 @@ class RunConfig(Settings):
     kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
         memory that weights and KV may take together.
     reuse_preempted: whether a pre-empted request takes over what its freed KV blocks still hold (sim.limits).
+    prefix_cache: whether prompts that begin alike share KV, and later ones find it: needs a trace with block_hashes or
+        session_id. What pre-empted requests gave back is then found too.
     estimator: the latency model that the policy plans with, where it is not the one that steps run by.
     oversized: what to do with a request that could never fit: stop before the run, or reject it.
     version, trace_sha256: what the run was made with; checked when it is repeated.
@@ -139,6 +141,7 @@ class RunConfig(Settings):
     kv_blocks: Count | None = None
     block_tokens: Count = 16
     reuse_preempted: bool = False
+    prefix_cache: bool = False
     until_s: Seconds | None = None
     oversized: Literal["error", "reject"] = "error"
     window: WindowSettings = WindowSettings()

@@ -257,7 +257,10 @@ class Instance:
         # A waiting request holds what it has just taken back.
         residents = [*self.waiting.values(), *self.prefilling.values(), *self.cohort.members.values(), *outgoing]
         held = sum(self.held_blocks(request) - request.cache_blocks for request in residents)
-        held += 0 if self.cache is None else self.cache.held
+        if self.cache is not None:
+            held += self.cache.held
+            kept = self.cache.kept_blocks
+            assert kept <= self.ledger.free, f"{kept} blocks kept for others and {self.ledger.free} free"
         held += sum(self.ledger.blocks_for(request.prefill_tokens) for request in self.arriving.values())
         free = self.ledger.free
         assert held + free == self.ledger.total, f"{held} blocks held and {free} free of {self.ledger.total}"

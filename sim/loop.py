@@ -110,6 +110,7 @@ class ServingLoop:
             instances=len(self._instances),
             sms=self._latency.device.sms,
             cut_off=list(self._flights.values()),
+            caches=[i.cache for i in self._instances if i.cache is not None and self._limits.prefixes is not None],
         )
 
     def _serve(self) -> None:

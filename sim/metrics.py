@@ -26,6 +26,7 @@ it: None. For the whole run:
 
     utilisation         = SM-seconds held by steps / (instances * SMs * time from first arrival to end)
     source share        = seconds of steps predicted from each source / seconds of all steps
+    prefix hit rate     = cached tokens / tokens to prefill, over all times that a request began
 
 A quantile q of N sorted values x[0..N-1] is x[h] at h = q (N - 1), linear between neighbours (type 7 of
 Hyndman and Fan, numpy's default). ITL quantiles are those of the sample with every value repeated as often as
@@ -44,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.api import SLO
-from sim.records import STATES, Records, RunResult
+from sim.records import STATES, PrefixUse, Records, RunResult
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -118,6 +119,8 @@ class Metrics:
     source_share: Mapping[str, float]
     preemptions: int
     cached_tokens: int
+    prefix_hit_rate: float | None = None
+    prefix_evicted_blocks: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: plain dicts, and None for what does not exist."""
@@ -245,6 +248,8 @@ def summarise(result: RunResult, slo: SLO, gpus: int, window: Window = WHOLE_RUN
         source_share=_source_share(result.source_s),
         preemptions=int(records.preemptions[inside].sum()),
         cached_tokens=int(records.cached_tokens[inside].sum()),
+        prefix_hit_rate=_hit_rate(result.prefixes),
+        prefix_evicted_blocks=None if result.prefixes is None else result.prefixes.evicted_blocks,
     )
 
 
@@ -276,6 +281,10 @@ def _utilisation(result: RunResult) -> float | None:
     span = result.end_s - float(arrival.min()) if len(arrival) else 0.0
     capacity = result.instances * result.sms * span
     return result.sm_seconds / capacity if capacity > 0 else None
+
+
+def _hit_rate(prefixes: PrefixUse | None) -> float | None:
+    return prefixes.hit_tokens / prefixes.asked_tokens if prefixes is not None and prefixes.asked_tokens else None
 
 
 def _source_share(source_s: Mapping[str, float]) -> dict[str, float]:

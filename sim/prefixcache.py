@@ -144,6 +144,11 @@ class PrefixCache:
         """Cached KV blocks that nobody used and whose room was needed, so far."""
         return self._evicted + sum(node.blocks - self._alive(node) for node in self._nodes.values())
 
+    @property
+    def kept_blocks(self) -> int:
+        """KV blocks that can be found and that nobody uses: some of the free ones."""
+        return sum(self._alive(node) for node in self._nodes.values() if not node.refs)
+
     def _alive(self, node: _Node) -> int:
         if node.refs:
             return node.blocks

@@ -73,6 +73,18 @@ class StepLog:
         return len(self.start_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixUse:
+    """Tokens that requests had to prefill as they began, how many of them were cached, and KV blocks that were evicted.
+
+    A request that begins again after a pre-emption counts again, with the tokens that it had by then.
+    """
+
+    asked_tokens: int
+    hit_tokens: int
+    evicted_blocks: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunResult:
     """Everything one run of the serving loop produced.
@@ -81,6 +93,7 @@ class RunResult:
         without a row a token.
     source_s: seconds of steps by what their prediction rests on (measured, interpolated, ...).
     end_s: the time at which the run stopped.
+    prefixes: what the prefix caches of all instances did; None where there are none.
     sm_seconds: SM-seconds held by steps over all instances, per device of an instance; where shares overlap, no more
         than the device has.
     """
@@ -95,3 +108,4 @@ class RunResult:
     instances: int
     sms: int
     token_times: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    prefixes: PrefixUse | None = None

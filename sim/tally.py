@@ -8,7 +8,8 @@ import numpy as np
 
 from policies.api import LINK
 from sim.launch import Launch
-from sim.records import STATES, Records, RunResult, StepLog
+from sim.prefixcache import PrefixCache
+from sim.records import STATES, PrefixUse, Records, RunResult, StepLog
 from sim.state import DecodeCohort, RequestState
 
 FLUSH_STEPS = 4096
@@ -117,6 +118,7 @@ class Tally:
         instances: int,
         sms: int,
         cut_off: list[Launch],
+        caches: list[PrefixCache],
     ) -> RunResult:
         """Everything in columns. Requests still decoding keep the tokens they have.
 
@@ -139,6 +141,7 @@ class Tally:
             instances=instances,
             sms=sms,
             token_times={name: np.array(times) for name, times in (self._token_times or {}).items()},
+            prefixes=_prefix_use(caches),
         )
 
     def _steps(self) -> StepLog:
@@ -147,6 +150,16 @@ class Tally:
         blocks = self._blocks or [empty]
         columns = {name: np.concatenate([block[name] for block in blocks]) for name in _COLUMNS}
         return StepLog(lane_names=tuple(self._lanes), **columns)
+
+
+def _prefix_use(caches: list[PrefixCache]) -> PrefixUse | None:
+    if not caches:
+        return None
+    return PrefixUse(
+        asked_tokens=sum(cache.asked_tokens for cache in caches),
+        hit_tokens=sum(cache.hit_tokens for cache in caches),
+        evicted_blocks=sum(cache.evicted_blocks for cache in caches),
+    )
 
 
 def _sm_seconds(steps: StepLog, cut_off: list[Launch], end_s: float, instance: int, sms: int) -> float:
