@@ -7,22 +7,25 @@ from typing import Annotated
 
 import typer
 
+from cli.backends import Jobs
+
 
 def demo(
     out: Annotated[Path, typer.Option(help="Directory of results and pictures.")] = Path("out/demo"),
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a core).")] = None,
+    jobs: Jobs = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rates and requests: a smoke test, no result.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
 ) -> None:
     """Compare chunked prefill, Bullet and disaggregation on two A100s."""
+    from cli.backends import fanout
     from cli.knees import knee_tables, verdict
     from cli.output import note, print_json
     from cli.sweep import note_failures, run_cells
     from sim.plots.series import panels
     from sim.scenarios import FULL, QUICK, demo_cells
 
-    done = run_cells(demo_cells(QUICK if quick else FULL), out, jobs=jobs, quiet=quiet or json)
+    done = run_cells(demo_cells(QUICK if quick else FULL), out, fanout=fanout("local", jobs, None), quiet=quiet or json)
     if not done.rows:
         note_failures(done)
         raise typer.Exit(1)
@@ -48,8 +51,8 @@ def _write(out: Path) -> list[Path]:
     from sim.plots.latency import latency
     from sim.plots.series import panels
     from sim.plots.style import save
+    from sim.results import load_results
     from sim.rundir import replacing
-    from sim.sweep import load_results
 
     rows = load_results(out)
     files = [*save(frontier(rows), out / "frontier.pdf"), *save(latency(rows), out / "latency.pdf")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,6 +45,14 @@ def number(value: float | None, scale: float = 1.0, digits: int = 3) -> str:
     return f"{scaled:#.{digits}g}".rstrip(".") if abs(scaled) >= 1e-4 or not scaled else f"{scaled:.1e}"
 
 
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours to two digits."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
 @contextmanager
 def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int, str], None]]:
     """Gives a function to be told (done, text).
@@ -77,13 +86,18 @@ def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
 
 
 def _lines(what: str, total: int | None) -> Callable[[int, str], None]:
-    printed = 0
+    printed, first, started_s = 0, None, 0.0
 
     def tell(done: int, text: str) -> None:
-        nonlocal printed
+        nonlocal printed, first, started_s
+        now_s = time.monotonic()
+        if first is None:
+            first, started_s = done, now_s
         tenth = done * 10 // total if total else 0
-        if tenth > printed:
+        if total and tenth > printed:
             printed = tenth
-            note(f"{what}: {done}/{total} {text}".rstrip())
+            left_s = (now_s - started_s) / (done - first) * (total - done) if done > first else 0.0
+            left = f", about {duration(left_s)} left" if left_s >= 1 else ""
+            note(f"{what}: {done}/{total} {text}".rstrip() + left)
 
     return tell

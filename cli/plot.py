@@ -48,7 +48,7 @@ def plot(
 def _curves(kind: Kind, directory: Path) -> Figure:
     from sim.plots.frontier import frontier
     from sim.plots.latency import latency
-    from sim.sweep import load_results
+    from sim.results import load_results
 
     draw = frontier if kind is Kind.frontier else latency
     return draw(load_results(directory))

@@ -8,34 +8,40 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.backends import Address, BackendOption, Jobs
+
 if TYPE_CHECKING:
-    from sim.sweep import Sweep
-    from sim.sweep_spec import Cell
+    from sim.fanout import Fanout
+    from sim.sweep import Simulation, Sweep
+    from sim.sweep_cells import Cell
 
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(help="The grid; docs of sim/sweep_spec.py describe it.")],
+    spec: Annotated[Path, typer.Argument(help="The grid, a YAML file; see docs/files.md.")],
     out: Annotated[Path, typer.Option(help="Directory of the results; finished cells in it are not run again.")],
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes (default: one a core).")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the grid and count its cells, run none.")] = False,
+    jobs: Jobs = None,
+    backend: BackendOption = "local",
+    address: Address = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and count cells, time a few, run none.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
 ) -> None:
     """Run every combination of settings in a grid."""
+    from cli.backends import fanout
     from cli.output import print_json
-    from sim.sweep import check_directory
-    from sim.sweep_spec import cells, read_spec
+    from sim.cellfiles import check_directory
+    from sim.sweep import check_cells, unfinished
+    from sim.sweep_cells import cells
+    from sim.sweep_spec import read_spec
 
+    where = fanout(backend, jobs, address)
     found = cells(read_spec(spec), str(spec))
     check_directory(out)
     check_cells(found, str(spec))
     if dry_run:
-        if json:
-            print_json({"cells": len(found)})
-        else:
-            print(f"{len(found)} cells, all settings valid")
+        _dry_run(found, unfinished({cell.key: cell for cell in found}, out), where, json)
         return
-    done = run_cells(found, out, spec=spec, jobs=jobs, quiet=quiet or json)
+    done = run_cells(found, out, spec=spec, fanout=where, quiet=quiet or json)
     if json:
         failures = [failure.to_dict() for failure in done.failures]
         print_json({"rows": list(done.rows), "failures": failures, "resumed": done.resumed, "out": str(out)})
@@ -48,27 +54,51 @@ def sweep(
         raise typer.Exit(1)
 
 
-def check_cells(found: Sequence[Cell], where: str) -> None:
-    """Whether every cell can start, before the first does; ValueError for one that cannot."""
-    from sim.simulate import check_all
+def _dry_run(found: Sequence[Cell], todo: Sequence[Simulation], fanout: Fanout, json: bool) -> None:
+    from cli.output import duration, print_json
+    from sim.timing import estimate
 
-    check_all((f"{where}: {cell.shown}", cell.config) for cell in found)
+    timed = estimate(todo)
+    processes = fanout.jobs if fanout.backend == "local" else 1
+    left = sum(len(one.cells) for one in todo)
+    if json:
+        print_json(
+            {
+                "cells": len(found),
+                "left": left,
+                "simulations": len(todo),
+                "estimated_s": timed.seconds / processes,
+                "processes": processes,
+                "sampled": {"simulations": timed.sampled, "requests": timed.requests},
+            }
+        )
+        return
+    print(f"{len(found)} cells, all settings valid")
+    if left < len(found):
+        print(f"{len(found) - left} of them are done")
+    if todo:
+        shared = f"{left} cells in {len(todo)} simulations" if left > len(todo) else f"{left} simulations"
+        how = f"timed on the first {timed.requests} requests of {timed.sampled}, one a policy"
+        print(f"about {duration(timed.seconds / processes)} in {processes} at a time: {shared} ({how})")
 
 
 def run_cells(
-    found: Sequence[Cell], out: Path, *, spec: Path | None = None, jobs: int | None = None, quiet: bool
+    found: Sequence[Cell], out: Path, *, spec: Path | None = None, fanout: Fanout | None = None, quiet: bool
 ) -> Sweep:
-    """The cells, run with progress shown."""
-    import os
-
+    """The cells, run with progress shown; by default on every core."""
+    from cli import backends
     from cli.output import progress
-    from sim.simulate import measure
+    from sim.simulate import measure_together
     from sim.sweep import run_sweep
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with progress("sweeping", len(found), quiet=quiet) as tell:
         return run_sweep(
-            found, out, run=measure, spec=spec, jobs=jobs or cores, progress=lambda done, total: tell(done, "cells")
+            found,
+            out,
+            run=measure_together,
+            spec=spec,
+            fanout=fanout or backends.fanout("local", None, None),
+            progress=lambda done, total: tell(done, "cells"),
         )
 
 

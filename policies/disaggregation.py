@@ -28,6 +28,7 @@ class Disaggregation:
 
     name: ClassVar[str] = "disaggregation"
     needs_truth: ClassVar[bool] = False
+    reads_slo: ClassVar[bool] = False
 
     prefill_instances: int = 1
     decode_instances: int = 1

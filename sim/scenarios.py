@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.sweep_spec import Cell, PolicyEntry, SweepSpec, cells
+from sim.sweep_cells import Cell, cells
+from sim.sweep_spec import PolicyEntry, SweepSpec
 
 MEAN_PROMPT_TOKENS = {"sharegpt": 312, "code": 2048}
 """Of the workloads' sources; see docs/traces.md."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,17 +13,15 @@ from policies.api import Policy
 from profiler.kernelsum import KernelSumModel
 from profiler.latency import LatencyModel
 from sim.checked_policy import CheckedPolicy
-from sim.config import RunConfig, package_version
+from sim.config import RunConfig, SloSettings, WindowSettings, package_version
 from sim.executor import SimExecutor
 from sim.latencies import latency_model, stamped
 from sim.launch import Executor
 from sim.limits import Limits
 from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
-from sim.prefixcache import HashedBlocks
 from sim.records import RunResult
-from traces import ArrivalSpec, Trace, open_trace, parse_arrivals, with_hashes
-from traces.sessions import HASHED_TOKENS
+from traces import ArrivalSpec, Trace, open_trace, parse_arrivals
 
 Progress = Callable[[int, float], None]
 
@@ -77,9 +74,9 @@ def prepare(config: RunConfig) -> Prepared:
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
     policy, latency, estimator = check_names(config)
-    trace = _as_served(open_trace(config.trace, config.seed, config.requests), config)
-    limits = _with_prefixes(_limits(config, latency), trace, config)
-    digest = trace_hash(trace, prefixes=config.prefix_cache)
+    trace = open_trace(config.trace, config.seed, config.requests)
+    limits = _limits(config, latency)
+    digest = trace_hash(trace)
     arrivals = _checked_arrivals(config, trace, limits, digest)
     stamp = {
         "version": package_version(),
@@ -98,19 +95,27 @@ def prepare(config: RunConfig) -> Prepared:
     )
 
 
-def check_all(configs: Iterable[tuple[str, RunConfig]]) -> None:
-    """Raises ValueError as :func:`prepare` does for the first (name, config) that cannot run; the name is told.
+class CannotRun(ValueError):
+    """Settings that cannot be run: ``place`` is theirs among those that were checked."""
+
+    def __init__(self, place: int, fault: str) -> None:
+        super().__init__(fault)
+        self.place = place
+
+
+def check_all(configs: Iterable[RunConfig]) -> None:
+    """Raises CannotRun, worded as :func:`prepare` words it, for one of the configs that cannot run.
 
     Every trace is opened once, and what cells have in common is checked once.
     """
-    by_trace: dict[tuple[str, int, int | None], list[tuple[str, RunConfig]]] = {}
-    for name, config in configs:
-        by_trace.setdefault((config.trace, config.seed, config.requests), []).append((name, config))
+    by_trace: dict[tuple[str, int, int | None], list[tuple[int, RunConfig]]] = {}
+    for place, config in enumerate(configs):
+        by_trace.setdefault((config.trace, config.seed, config.requests), []).append((place, config))
     limits: dict[str, Limits] = {}
     for members in by_trace.values():
         trace: Trace | None = None
         seen = set()
-        for name, config in members:
+        for place, config in members:
             build = config.model_dump_json(exclude={"trace", "arrivals", "rate", "seed", "requests", "slo", "window"})
             if (config.arrivals, config.rate, build) in seen:
                 continue
@@ -119,12 +124,10 @@ def check_all(configs: Iterable[tuple[str, RunConfig]]) -> None:
                 if build not in limits:
                     limits[build] = _limits(config, check_names(config)[1])
                 trace = trace or open_trace(config.trace, config.seed, config.requests)
-                served = _as_served(trace, config)
-                digest = trace_hash(served, prefixes=config.prefix_cache) if config.trace_sha256 else ""
-                here = _with_prefixes(limits[build], served, config)
-                _checked_arrivals(config, served, here, digest).source(served, config.seed)
+                digest = trace_hash(trace) if config.trace_sha256 else ""
+                _checked_arrivals(config, trace, limits[build], digest).source(trace, config.seed)
             except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+                raise CannotRun(place, str(error)) from None
 
 
 def _checked_arrivals(config: RunConfig, trace: Trace, limits: Limits, trace_sha256: str) -> ArrivalSpec:
@@ -155,37 +158,35 @@ def simulate(config: RunConfig, *, progress: Progress | None = None, keep_token_
 
 
 def measure(config: RunConfig) -> Metrics:
-    """The summary of one run: what a sweep keeps of a cell."""
-    return summarise(simulate(config), config.slo.value(), config.gpus, config.window.value())
+    """The summary of one run."""
+    return measure_together([config])[0]
 
 
-def trace_hash(trace: Trace, *, prefixes: bool = False) -> str:
-    """SHA-256 over lengths and, where there are any, arrival times: equal requests, equal hash.
+def measure_together(configs: Sequence[RunConfig]) -> list[Metrics]:
+    """The summary of each of several runs that one simulation serves: those of equal :func:`simulated` settings."""
+    result = simulate(configs[0])
+    return [summarise(result, one.slo.value(), one.gpus, one.window.value()) for one in configs]
 
-    ``prefixes``: over block hashes too, for a run that they make a difference to.
+
+def simulated(config: RunConfig) -> RunConfig:
+    """What of the settings a simulation depends on: not the window of metrics, nor an SLO that the policy never reads.
+
+    A policy says so itself, in a class attribute ``reads_slo``; one that inherits it may have added a reader.
     """
+    policy = type(policies.load(config.policy.name, config.policy.settings))
+    changes: dict[str, object] = {"window": WindowSettings()}
+    if not vars(policy).get("reads_slo", True):
+        changes["slo"] = SloSettings()
+    return config.model_copy(update=changes)
+
+
+def trace_hash(trace: Trace) -> str:
+    """SHA-256 over lengths and, where there are any, arrival times: equal requests, equal hash."""
     digest = hashlib.sha256()
     for column in (trace.prompt_tokens, trace.output_tokens, trace.arrival_s):
         if column is not None:
             digest.update(np.ascontiguousarray(column).tobytes())
-    if prefixes:
-        digest.update(json.dumps([trace.block_tokens, trace.answers_hashed, trace.block_hashes]).encode())
     return digest.hexdigest()
-
-
-def _as_served(trace: Trace, config: RunConfig) -> Trace:
-    """The trace with hashed blocks, where the run caches prefixes."""
-    if not config.prefix_cache:
-        return trace
-    size = config.block_tokens
-    return with_hashes(trace, size * -(-HASHED_TOKENS // size))
-
-
-def _with_prefixes(limits: Limits, trace: Trace, config: RunConfig) -> Limits:
-    if not config.prefix_cache:
-        return limits
-    assert trace.block_tokens is not None
-    return replace(limits, prefixes=HashedBlocks(trace.block_tokens, trace.answers_hashed))
 
 
 def _limits(config: RunConfig, latency: LatencyModel) -> Limits:

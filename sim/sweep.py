@@ -1,46 +1,38 @@
-"""Many runs: in processes or one after the other, resumable, one row each at the end.
+"""Many runs, on as many processes or machines as there are; resumable, one row each at the end.
 
-A finished cell is one small file named by the hash of its settings, of the code and of the files it reads,
-renamed into place when whole. Starting the same sweep again, or a larger one, runs only what has no file yet.
-Cells that fail are listed and do not stop the others; an interrupt keeps what is done.
+Starting the same sweep again, or a larger one, runs only the cells that have no file yet (:mod:`sim.cellfiles`).
+Cells that fail are listed and do not stop the others; an interrupt keeps what is done. Cells that differ in nothing
+but what is computed from records afterwards are simulated once: in the window of the metrics and, where the policy
+does not read it, in the SLO.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from multiprocessing import resource_tracker
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sim.columns import Columns, plain_column, write_columns
+from sim.cellfiles import CELLS, check_directory, store, stored
 from sim.config import RunConfig
+from sim.fanout import HERE, Fanout, fan_out
 from sim.metrics import Metrics
-from sim.records import STATES
+from sim.results import Row, row, write_results
 from sim.rundir import replacing, write_json
-from sim.sweep_spec import Cell
+from sim.simulate import CannotRun, check_all, simulated
+from sim.sweep_cells import Cell
 
 SPEC = "spec.yaml"
-RESULTS = "results.parquet"
 FAILURES = "failures.json"
-CELLS = "cells"
 
-Runner = Callable[[RunConfig], Metrics]
+Runner = Callable[[Sequence[RunConfig]], Sequence[Metrics]]
+"""Measures runs that one simulation serves; :func:`sim.simulate.measure_together` is the one."""
 Progress = Callable[[int, int], None]
-Row = Mapping[str, Any]
 
-_STATISTICS = ("count", "mean", "p50", "p90", "p95", "p99")
-_DISTRIBUTIONS = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "normalised_s", "queueing_s")
-_GROUPS = ("states", "source_share", "reject_reasons")
-_NEEDED: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("cell", "policy", "policy_name", "trace", "model", "device"), (str,)),
-    **dict.fromkeys(("rate", "gpus", "tensor_parallel", "instances", "attainment"), (int, float)),
-    **dict.fromkeys(("slo_ttft_s", "slo_ttft_per_token_s", "slo_ttft_floor_s", "slo_tpot_s"), (int, float)),
-}
+LOST = "its process died, killed or out of memory"
+CHANGED = "code or files are others where it ran than where the sweep began; start it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +61,30 @@ class Sweep:
     resumed: int
 
 
-def check_directory(directory: Path) -> None:
-    """Raises ValueError where ``directory`` holds something that is no sweep."""
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / CELLS).is_dir():
-        raise ValueError(f"{directory} is not empty and holds no sweep; choose another --out")
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory; choose another --out")
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """Cells that one simulation serves, and their keys."""
+
+    cells: tuple[Cell, ...]
+    keys: tuple[str, ...]
+
+
+def check_cells(cells: Sequence[Cell], where: str) -> None:
+    """Raises ValueError, beginning with ``where``, unless every cell can start."""
+    try:
+        check_all(cell.config for cell in cells)
+    except CannotRun as error:
+        cell = cells[error.place]
+        raise ValueError(f"{where}{cell.line_text(str(error))}: {cell.shown}: {error}") from None
+
+
+def unfinished(cells: Mapping[str, Cell], directory: Path) -> list[Simulation]:
+    """The simulations that it takes to finish the cells, which come by their keys, in the cells' order."""
+    together: dict[str, list[tuple[Cell, str]]] = {}
+    for key, cell in cells.items():
+        if stored(directory, key) is None:
+            together.setdefault(simulated(cell.config).model_dump_json(), []).append((cell, key))
+    return [Simulation(*zip(*members, strict=True)) for members in together.values()]
 
 
 def run_sweep(
@@ -83,117 +93,80 @@ def run_sweep(
     *,
     run: Runner,
     spec: Path | None = None,
-    jobs: int = 1,
+    fanout: Fanout = HERE,
     progress: Progress | None = None,
 ) -> Sweep:
     """Runs the cells that ``directory`` lacks and writes its results.parquet, failures.json and spec.yaml.
 
-    ``run`` must be importable where ``jobs`` is above 1. ``progress`` hears (finished, all) cells. On
-    KeyboardInterrupt the results so far are written before it goes on.
+    ``run`` must be importable wherever ``fanout`` runs it. ``progress`` hears (finished, all) cells, first of those
+    that had been done before. On KeyboardInterrupt the results so far are written before it goes on.
     """
     check_directory(directory)
     (directory / CELLS).mkdir(parents=True, exist_ok=True)
     if spec is not None and spec.resolve() != (directory / SPEC).resolve():
-        with replacing(directory / SPEC) as partial:
-            shutil.copyfile(spec, partial)
-    todo = [cell for cell in cells if _stored(directory, cell) is None]
-    resumed = len(cells) - len(todo)
+        with replacing(directory / SPEC) as copy:
+            shutil.copyfile(spec, copy)
+    by_key = {cell.key: cell for cell in cells}
+    todo = unfinished(by_key, directory)
+    done = resumed = len(cells) - sum(len(one.cells) for one in todo)
+    tell = progress or (lambda finished, total: None)
     failures: list[Failure] = []
-    place = {cell.key: place for place, cell in enumerate(cells)}
     try:
-        for done, failure in enumerate(_outcomes(todo, directory, run, jobs), start=resumed + 1):
-            if failure is not None:
-                failures.append(failure)
-            if progress is not None:
-                progress(done, len(cells))
+        tell(done, len(cells))
+        for one, error in _outcomes(todo, directory, run, fanout):
+            if error is not None:
+                failures += [_failure(cell, key, error) for cell, key in zip(one.cells, one.keys, strict=True)]
+            done += len(one.cells)
+            tell(done, len(cells))
     finally:
-        failures.sort(key=lambda failure: place[failure.cell])  # processes finish in any order
-        rows = list(_rows(cells, directory))
-        _write_results(directory, rows, failures)
+        order = list(by_key)
+        failures.sort(key=lambda failure: order.index(failure.cell))  # processes finish in any order
+        found = ((key, cell, stored(directory, key)) for key, cell in by_key.items())
+        rows = [row(cell, key, metrics) for key, cell, metrics in found if metrics is not None]
+        write_results(directory, rows)
+        _write_failures(directory, failures)
     return Sweep(rows=rows, failures=failures, resumed=resumed)
 
 
-def load_results(directory: Path) -> list[Row]:
-    """The rows of a sweep, one a finished cell. Raises ValueError where there are none, or the file is another."""
-    file = Columns(directory / RESULTS)
-    absent = [name for name in _NEEDED if name not in file.names]
-    if absent and len(file):
-        raise ValueError(f"{directory / RESULTS} is not of a sweep: it has no column {absent[0]}; give a sweep's --out")
-    if not len(file):
-        raise ValueError(f"{directory / RESULTS} has no rows: no cell of this sweep has finished")
-    columns = {name: file.values(name) for name in file.names}
-    for name, kinds in _NEEDED.items():
-        wrong = next((value for value in columns[name] if value is not None and not isinstance(value, kinds)), None)
-        if wrong is not None:
-            raise ValueError(f"{directory / RESULTS}, column {name}: {wrong!r} is not what a sweep writes there")
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def _outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterable[Failure | None]:
-    if jobs == 1 or len(todo) < 2:
-        return (_run_cell(cell, cell.key, directory, run) for cell in todo)
-    return _parallel_outcomes(todo, directory, run, jobs)
-
-
-def _parallel_outcomes(todo: Sequence[Cell], directory: Path, run: Runner, jobs: int) -> Iterator[Failure | None]:
-    from joblib import Parallel, delayed, parallel_config
-    from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
-    from joblib.externals.loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped]
-
-    # One BLAS thread a process: as many as there are cores in each would fight for them.
-    with parallel_config(backend="loky", inner_max_num_threads=1):
-        pool = Parallel(n_jobs=jobs, batch_size=1, return_as="generator_unordered")
-        failed: set[str] = set()
-        try:
-            with _interrupts_held():
-                outcomes = pool(delayed(_run_cell)(cell, cell.key, directory, run) for cell in todo)
-            for failure in outcomes:
-                failed |= set() if failure is None else {failure.cell}
-                yield failure
-        except TerminatedWorkerError:
-            # Which cell it was that killed its process, nobody can tell.
-            get_reusable_executor(reuse=True, kill_workers=True).shutdown(kill_workers=True)
-            lost = "a process died, killed or out of memory, with this cell or others undone; start the sweep again"
-            for cell in todo:
-                if cell.key not in failed and _stored(directory, cell) is None:
-                    yield _failure(cell, cell.key, lost)
-        except BaseException:
-            # Ctrl-C and SIGTERM end here; workers hear neither, and would go on until they idle.
-            get_reusable_executor(reuse=True, kill_workers=True).shutdown(kill_workers=True)
-            raise
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Processes started within never hear SIGINT, from their first instruction on; this one hears it afterwards.
-
-    Ctrl-C reaches a whole group of processes. A worker that hears it while it imports prints a traceback; ending
-    workers is the parent's part. The signal mask, unlike a handler, is kept through fork and exec.
-    """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
+def _outcomes(
+    todo: Sequence[Simulation], directory: Path, run: Runner, fanout: Fanout
+) -> Iterator[tuple[Simulation, str | None]]:
+    """Each simulation with its error, None where its cells are on disk."""
+    if fanout.backend == "local":
+        # Whoever ran a cell stores it, so that it survives the process that collects outcomes.
+        for number, error in fan_out(partial(_run_here, run, directory), todo, fanout):
+            yield todo[number], LOST if error is None else error or None
         return
-    # This helper process would be started within, and starting it lifts the mask.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for number, outcome in fan_out(partial(_run, run), todo, fanout):
+        if isinstance(outcome, list):
+            _store(todo[number], outcome, directory)
+        yield todo[number], LOST if outcome is None else outcome if isinstance(outcome, str) else None
 
 
-def _run_cell(cell: Cell, key: str, directory: Path, run: Runner) -> Failure | None:
-    """Runs one cell and stores it as ``key``; an exception other than an interrupt becomes a Failure."""
+def _run_here(run: Runner, directory: Path, one: Simulation) -> str:
+    """Runs and stores; the error, or nothing. Another process may have stored it in the meantime."""
+    if all(stored(directory, key) is not None for key in one.keys):
+        return ""
+    outcome = _run(run, one)
+    if isinstance(outcome, str):
+        return outcome
+    _store(one, outcome, directory)
+    return ""
+
+
+def _run(run: Runner, one: Simulation) -> list[Metrics] | str:
+    """The metrics of each cell; an exception other than an interrupt becomes its text."""
     try:
-        if cell.key != key:  # a worker has read other code or files than the sweep began with
-            raise ValueError("code or files changed while the sweep ran; start it again")
-        metrics = run(cell.config)
+        if any(cell.key != key for cell, key in zip(one.cells, one.keys, strict=True)):
+            raise ValueError(CHANGED)
+        return list(run([cell.config for cell in one.cells]))
     except Exception as error:  # whatever one cell raises, the others go on
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return _failure(cell, key, message)
-    with replacing(directory / CELLS / f"{key}.json") as partial:
-        write_json(partial, {"config": cell.config.model_dump(mode="json"), "metrics": metrics.to_dict()})
-    return None
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _store(one: Simulation, found: Sequence[Metrics], directory: Path) -> None:
+    for cell, key, metrics in zip(one.cells, one.keys, found, strict=True):
+        store(directory, key, cell.config, metrics)
 
 
 def _failure(cell: Cell, key: str, error: str) -> Failure:
@@ -207,76 +180,10 @@ def _failure(cell: Cell, key: str, error: str) -> Failure:
     )
 
 
-def _stored(directory: Path, cell: Cell) -> dict[str, Any] | None:
-    """The metrics of a finished cell; None where it has not run, or its file is damaged and it must run again."""
-    try:
-        document = json.loads((directory / CELLS / f"{cell.key}.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return None
-    metrics = document.get("metrics") if isinstance(document, dict) else None
-    return metrics if isinstance(metrics, dict) and _whole(metrics) else None
-
-
-def _whole(metrics: Mapping[str, Any]) -> bool:
-    """Whether these are the metrics that a run writes, each of its kind."""
-    if metrics.keys() != {field.name for field in fields(Metrics)} or not isinstance(metrics["states"], dict):
-        return False
-    if metrics["states"].keys() != set(STATES):
-        return False
-    groups = [metrics[name] for name in _GROUPS]
-    groups += [metrics[name] for name in _DISTRIBUTIONS if metrics[name] is not None]
-    plain = [value for name, value in metrics.items() if name not in (*_DISTRIBUTIONS, *_GROUPS)]
-    if not all(isinstance(group, dict) for group in groups):
-        return False
-    values = [*plain, *(value for group in groups for value in group.values())]
-    return all(value is None or isinstance(value, int | float) for value in values)
-
-
-def _rows(cells: Sequence[Cell], directory: Path) -> Iterator[Row]:
-    for cell in cells:
-        metrics = _stored(directory, cell)
-        if metrics is not None:
-            yield {"cell": cell.key, "policy": cell.label} | _settings(cell.config) | _measures(metrics)
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    document = config.model_dump(mode="json")
-    policy, estimator = document.pop("policy"), document.pop("estimator")
-    flat: dict[str, Any] = {}
-    for name in ("slo", "window", "latency"):
-        flat |= {f"{name}_{part}": value for part, value in document.pop(name).items()}
-    del document["version"], document["trace_sha256"], flat["latency_model_sha256"]
-    settings = json.dumps(policy["settings"], sort_keys=True)
-    flat["estimator"] = None if estimator is None else json.dumps(estimator, sort_keys=True)
-    return {"policy_name": policy["name"], "policy_settings": settings} | document | flat
-
-
-def _measures(metrics: dict[str, Any]) -> dict[str, Any]:
-    """A summary as flat columns: ttft_mean_s, ttft_p90_s and so on for distributions."""
-    flat: dict[str, Any] = {}
-    for name, value in metrics.items():
-        if name in _DISTRIBUTIONS:
-            stem = name.removesuffix("_s")
-            given = value or {}
-            flat |= {f"{stem}_{part}" + ("" if part == "count" else "_s"): given.get(part) for part in _STATISTICS}
-        elif name == "states":
-            flat |= {state: value[state] for state in STATES}
-        elif name == "source_share":
-            flat |= {f"share_{source}": share for source, share in value.items()}
-        elif name == "reject_reasons":
-            flat |= {f"rejected_{reason}": count for reason, count in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _write_results(directory: Path, rows: Sequence[Row], failures: Sequence[Failure]) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with replacing(directory / RESULTS) as partial:
-        write_columns(partial, {name: plain_column([row.get(name) for row in rows]) for name in names})
+def _write_failures(directory: Path, failures: Sequence[Failure]) -> None:
     listed = directory / FAILURES
     if failures:
-        with replacing(listed) as partial:
-            write_json(partial, {"failures": [failure.to_dict() for failure in failures]})
+        with replacing(listed) as copy:
+            write_json(copy, {"failures": [failure.to_dict() for failure in failures]})
     else:
         listed.unlink(missing_ok=True)

@@ -9,33 +9,94 @@
       - bullet
       - {name: chunked, label: chunked-2048, settings: {budget_tokens: 2048}}
     grid:                                   # every combination; the last key varies fastest
-      rate_per_gpu: [2, 4, 8]
+      rate_per_gpu: {from: 2, to: 8, step: 2}
       slo.tpot_s: [0.1, 0.15]
     cases:                                  # optional: the grid once for each, with settings of its own
       - {trace: workload:code, grid: {rate_per_gpu: [1, 2]}}
+    what_if:                                # optional: everything again with these changes, each by its name
+      - {name: more memory, memory_fraction: 0.95}
+    derive: {queue_limit: 64 * instances}   # optional: settings that follow from others
+    only: rate <= 16 or policy.name == 'bullet'   # optional: the cells to keep
+    repeats: 5                              # optional: so many seeds, the same ones for every policy
 
 A grid key is a setting, dotted where nested. ``policy.x`` is short for ``policy.settings.x``, and
-``rate_per_gpu`` for a ``rate`` that is so many times the GPUs. All policies get the same seed and with it the
+``rate_per_gpu`` for a ``rate`` that is so many times the GPUs. All policies get the same seeds and with them the
 same requests at the same times.
 """
 
 from __future__ import annotations
 
-import copy
-import itertools
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from sim.config import PolicySettings, RunConfig, Settings, checked
-from sim.fingerprint import fingerprint
+from sim.config import Settings, checked, one_line
+from sim.expressions import Expression
+from sim.yaml_lines import Lines, read_yaml
 
-Grid = dict[str, Annotated[list[Any], Field(min_length=1)]]
+MOST_VALUES = 100_000
+
+
+class Range(Settings):
+    """Evenly spaced values from one end to the other, both included where the steps meet it.
+
+    step: the distance of neighbours. count: how many values, evenly spaced or, with scale ``log``, in equal ratios.
+    """
+
+    from_: Annotated[float, Field(alias="from")]
+    to: float
+    step: Annotated[float, Field(gt=0)] | None = None
+    count: Annotated[int, Field(ge=2, le=MOST_VALUES)] | None = None
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _one_spacing(self) -> Self:
+        if self.step is not None and (self.count is not None or self.scale == "log"):
+            raise ValueError("step is given beside count or scale; give step alone, or count with a scale")
+        if self.scale == "log" and (self.count is None or min(self.from_, self.to) <= 0):
+            raise ValueError("scale log needs a count, and both ends above 0")
+        if self.step is not None and not self.from_ <= self.to <= self.from_ + MOST_VALUES * self.step:
+            raise ValueError(f"from {self.from_:g} to {self.to:g} by {self.step:g} makes no list of values")
+        return self
+
+    def values(self) -> list[float]:
+        """Whole numbers where all are, else to 12 digits: 0.1 + 0.2 is 0.3."""
+        if self.count is None:
+            step = 1.0 if self.step is None else self.step
+            found = [self.from_ + place * step for place in range(math.floor((self.to - self.from_) / step + 1e-9) + 1)]
+        elif self.scale == "linear":
+            found = [self.from_ + (self.to - self.from_) * place / (self.count - 1) for place in range(self.count)]
+        else:
+            ratio = self.to / self.from_
+            found = [self.from_ * ratio ** (place / (self.count - 1)) for place in range(self.count)]
+        rounded = [float(f"{value:.12g}") for value in found]
+        return [int(value) for value in rounded] if all(value.is_integer() for value in rounded) else rounded
+
+
+def _listed(value: object) -> object:
+    if not isinstance(value, dict) or "from" not in value:
+        return value
+    try:
+        return Range.model_validate(value).values()
+    except ValidationError as error:
+        raise ValueError(one_line(error, "range", Range)) from None
+
+
+def _parsed(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no expression in quotes, such as 'rate_per_gpu <= 8'")
+    Expression(value)
+    return value
+
+
+def _several(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+Grid = dict[str, Annotated[list[Any], Field(min_length=1), BeforeValidator(_listed)]]
+Formula = Annotated[str, BeforeValidator(_parsed)]
 
 
 class PolicyEntry(Settings):
@@ -60,160 +121,53 @@ def _named(value: object) -> object:
 
 
 class SweepSpec(Settings):
-    """The file as it stands; :func:`cells` turns it into runs."""
+    """The file as it stands; :func:`sim.sweep_cells.cells` turns it into runs."""
 
     base: dict[str, Any] = Field(default_factory=dict)
     policies: Annotated[list[Annotated[PolicyEntry, BeforeValidator(_named)]], Field(min_length=1)]
     grid: Grid = Field(default_factory=dict)
     cases: Annotated[list[dict[str, Any]], Field(min_length=1, default_factory=lambda: [{}])]
+    what_if: list[dict[str, Any]] = Field(default_factory=list)
+    derive: dict[str, Formula] = Field(default_factory=dict)
+    only: Annotated[list[Formula], BeforeValidator(_several)] = Field(default_factory=list)
+    repeats: Annotated[int, Field(ge=1, le=10_000)] = 1
+    _lines: Lines = PrivateAttr(default_factory=Lines)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One run of a sweep, what its policy is called in it, and the settings of its case and grid point."""
-
-    label: str
-    config: RunConfig
-    point: Mapping[str, Any] = field(default_factory=dict)
+    @model_validator(mode="after")
+    def _names_of_what_ifs(self) -> Self:
+        names = [change.get("name") for change in self.what_if]
+        for place, name in enumerate(names):
+            if not isinstance(name, str) or not name:
+                raise ValueError(f"what_if.{place} has no name; give it one, such as name: more memory")
+            if name in names[:place]:
+                raise ValueError(f"what_if: two are called {name!r}; give each a name of its own")
+            if len(self.what_if[place]) == 1:
+                raise ValueError(f"what_if {name!r} changes nothing; give it a setting")
+        return self
 
     @property
-    def shown(self) -> str:
-        """Label and point, which tell it from every other cell."""
-        shown = ", ".join(f"{key}={value}" for key, value in self.point.items())
-        return f"{self.label} ({shown})" if shown else self.label
-
-    @property
-    def key(self) -> str:
-        """Names the run by all that its result depends on, 32 hexadecimal digits."""
-        return fingerprint(self.config)[:32]
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; YAML itself keeps the last and says nothing."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and isinstance(key.value, str):
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep)
+    def lines(self) -> Lines:
+        """Where its parts stand in the file; empty for one that was made in Python."""
+        return self._lines
 
 
 def read_spec(path: Path) -> SweepSpec:
     """The sweep in a YAML file. Raises ValueError naming the file, the line or field, and the fault."""
+    document, lines = read_yaml(path, "sweep")
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
-    except (IsADirectoryError, UnicodeDecodeError):
-        raise ValueError(f"{path} is not a text file") from None
-    try:
-        document = yaml.load(text, _UniqueKeys)
-    except RecursionError:
-        raise ValueError(f"{path} is no sweep: it is nested too deeply") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}" if mark else str(path)
-        raise ValueError(f"{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
-    return checked(SweepSpec, document, str(path))
-
-
-def cells(spec: SweepSpec, where: str) -> list[Cell]:
-    """Every run of a sweep in the order of the file: cases, then grid, then policies.
-
-    Raises ValueError where a setting is wrong, two cells are the same run, or two policies of one label would
-    be one curve; ``where`` begins the message.
-    """
-    _check_labels([entry.shown for entry in spec.policies], where)
-    found = [
-        Cell(
-            label=_label(entry, point),
-            config=_config(spec.base, case, point, entry, where),
-            point={name: value for name, value in {**case, **point}.items() if name != "grid"},
-        )
-        for case in spec.cases
-        for point in _points(spec, case, where)
-        for entry in spec.policies
-    ]
-    seen: dict[str, Cell] = {}
-    policies: dict[tuple[object, ...], PolicySettings] = {}
-    for cell in found:
-        if policies.setdefault(_curve(cell), cell.config.policy) != cell.config.policy:
-            raise ValueError(
-                f"{where}: two policies are called {cell.label!r}, which would make them one; vary their settings"
-                " in the grid, or give each a label in policies"
-            )
-        twin = seen.setdefault(cell.key, cell)
-        if twin is not cell:
-            raise ValueError(
-                f"{where}: two cells are the same run ({twin.label} and {cell.label}, rate"
-                f" {cell.config.rate}); remove the repeated value from policies, grid or cases"
-            )
-    return found
-
-
-def _check_labels(labels: Sequence[str], where: str) -> None:
-    repeated = [label for label, times in Counter(labels).items() if times > 1]
-    if repeated:
-        raise ValueError(f"{where}: policies: two are called {repeated[0]!r}; give each a label of its own")
-
-
-def _curve(cell: Cell) -> tuple[object, ...]:
-    """What tells the curves of figures and knees apart, the policy's settings aside."""
-    config = cell.config
-    device = (config.device, config.tensor_parallel, config.instances, config.instance_sms)
-    return (cell.label, config.trace, config.model, *device, config.slo)
-
-
-def _label(entry: PolicyEntry, point: Mapping[str, Any]) -> str:
-    varied = [f"{path.split('.')[-1]}={value}" for path, value in point.items() if path.startswith("policy.")]
-    return f"{entry.shown} {', '.join(varied)}" if varied else entry.shown
-
-
-def _points(spec: SweepSpec, case: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    grid: Grid = checked(_CaseGrid, {"grid": spec.grid | case.get("grid", {})}, f"{where}: cases").grid
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+        spec = SweepSpec.model_validate(document)
+    except ValidationError as error:
+        line = lines.find(*error.errors(include_url=False)[0]["loc"])
+        where = str(path) if line is None else f"{path}, line {line}"
+        raise ValueError(one_line(error, where, SweepSpec)) from None
+    spec._lines = lines
+    return spec
 
 
 class _CaseGrid(Settings):
     grid: Grid
 
 
-def _config(
-    base: Mapping[str, Any], case: Mapping[str, Any], point: Mapping[str, Any], entry: PolicyEntry, where: str
-) -> RunConfig:
-    settings = copy.deepcopy(dict(base))
-    for path, value in {**case, **point}.items():
-        if path != "grid":
-            _place(settings, path.split("."), copy.deepcopy(value), where, path)
-    policy = settings.pop("policy", {})
-    if not isinstance(policy, dict) or "name" in policy:
-        raise ValueError(f"{where}: base.policy is {policy!r}; name policies in the list `policies`")
-    own = policy.get("settings", {}) | {key: value for key, value in policy.items() if key != "settings"}
-    settings["policy"] = {"name": entry.name, "settings": own | entry.settings}
-    per_gpu = settings.pop("rate_per_gpu", None)
-    if per_gpu is not None:
-        settings["rate"] = _total_rate(per_gpu, settings, where)
-    shown = ", ".join(f"{key}={value}" for key, value in point.items())
-    return checked(RunConfig, settings, f"{where} ({shown})" if shown else where)
-
-
-def _total_rate(per_gpu: object, settings: Mapping[str, Any], where: str) -> float:
-    if "rate" in settings:
-        raise ValueError(f"{where}: rate and rate_per_gpu are both given; keep one")
-    if isinstance(per_gpu, bool) or not isinstance(per_gpu, int | float):
-        raise ValueError(f"{where}: rate_per_gpu is {per_gpu!r}; it must be a number")
-    sizes = [settings.get(name, 1) for name in ("instances", "tensor_parallel")]
-    return float(per_gpu) * (sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else 1)
-
-
-def _place(settings: dict[str, Any], path: list[str], value: object, where: str, shown: str) -> None:
-    for part in path[:-1]:
-        settings = settings.setdefault(part, {})
-        if not isinstance(settings, dict):
-            raise ValueError(f"{where}: {shown} has no place: {part} is {settings!r}, not a group of settings")
-    known = settings.get(path[-1])
-    merged = known | value if isinstance(known, dict) and isinstance(value, dict) else value
-    settings[path[-1]] = merged
+def grid_of(case: dict[str, Any], where: str) -> Grid:
+    """The ``grid`` of a case; empty where it has none."""
+    return checked(_CaseGrid, {"grid": case.get("grid", {})}, where).grid

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from cli.main import run
 from sim.config import RunConfig
 from sim.metrics import Metrics
 from sim.plots.series import panels
-from sim.sweep import load_results
+from sim.results import load_results
 
 COMMAND = (sys.executable, "-c", "from cli.main import main; main()")
 SPEC = """
@@ -63,7 +65,11 @@ def test_a_timeline_is_drawn_from_a_run(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_dry_run_counts_and_runs_nothing(spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    assert capsys.readouterr().out == "4 cells, all settings valid\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "4 cells, all settings valid"
+    assert re.fullmatch(
+        r"about \S+ s in \d+ at a time: 4 simulations \(timed on the first 100 requests of 2, .*\)", second
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -99,14 +105,14 @@ def test_a_wrong_grid_fails_before_the_first_cell(
 def test_failed_cells_give_status_1(
     spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = sim.simulate.measure
+    measure_together = sim.simulate.measure_together
 
-    def fail_for_bullet(config: RunConfig) -> Metrics:
-        if config.policy.name == "bullet":
+    def fail_for_bullet(configs: Sequence[RunConfig]) -> list[Metrics]:
+        if configs[0].policy.name == "bullet":
             raise RuntimeError("no luck")
-        return measure(config)
+        return measure_together(configs)
 
-    monkeypatch.setattr(sim.simulate, "measure", fail_for_bullet)
+    monkeypatch.setattr(sim.simulate, "measure_together", fail_for_bullet)
     assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1", "--quiet"]) == 1
     assert capsys.readouterr().err == (
         "failed: bullet (rate_per_gpu=2): RuntimeError: no luck\n"
@@ -118,10 +124,10 @@ def test_failed_cells_give_status_1(
 def test_an_interrupted_sweep_is_130(
     spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(config: RunConfig) -> Metrics:
+    def interrupt(configs: Sequence[RunConfig]) -> list[Metrics]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sim.simulate, "measure", interrupt)
+    monkeypatch.setattr(sim.simulate, "measure_together", interrupt)
     assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1"]) == 130
     assert (tmp_path / "out" / "cells").is_dir()
 
@@ -272,5 +278,5 @@ def test_a_process_that_dies_costs_its_cells_and_no_finished_one(
         f'policies: [chunked, "{tmp_path / "dies.py"}:Dies"]\n'
     )
     assert run(["sweep", str(spec), "--out", str(tmp_path / "out"), "--jobs", "2", "--quiet"]) == 1
-    assert "a process died" in capsys.readouterr().err
+    assert "its process died" in capsys.readouterr().err
     assert "Dies" in (tmp_path / "out" / "failures.json").read_text()

@@ -37,9 +37,11 @@ from real.plan import Plan
 from sim.config import PolicySettings, RunConfig, read_json
 from sim.metrics import summarise
 from sim.rundir import write_run
-from sim.simulate import measure, prepare
-from sim.sweep import load_results, run_sweep
-from sim.sweep_spec import SweepSpec, cells
+from sim.results import load_results
+from sim.simulate import measure_together, prepare
+from sim.sweep import run_sweep
+from sim.sweep_cells import cells
+from sim.sweep_spec import SweepSpec
 from tests.test_real_validation import real_runs, whole
 from tests.toys import serve
 
@@ -275,7 +277,7 @@ def test_every_key_and_column_of_a_sweep_is_described(tmp_path: Path) -> None:
     assert list(rows("docs/files.md", "Sweep specification")) == list(SweepSpec.model_fields)
     base = CONFIG.model_dump(exclude={"policy"}, exclude_none=True)
     spec = SweepSpec.model_validate({"base": base, "policies": ["chunked"]})
-    run_sweep(cells(spec, "test"), tmp_path, run=measure)
+    run_sweep(cells(spec, "test"), tmp_path, run=measure_together)
     (row,) = load_results(tmp_path)
     described = {name: re.sub(r"[A-Z]+", r"\\w+", name) for name in rows("docs/files.md", "results.parquet")}
     columns = {name: [column for column in row if re.fullmatch(form, column)] for name, form in described.items()}

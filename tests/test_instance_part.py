@@ -22,9 +22,11 @@ from profiler.specs import DeviceSpec, part
 from sim.config import RunConfig
 from sim.latencies import latency_model
 from sim.plots.series import panels
-from sim.simulate import measure, prepare
-from sim.sweep import load_results, run_sweep
-from sim.sweep_spec import SweepSpec, cells
+from sim.results import load_results
+from sim.simulate import measure_together, prepare
+from sim.sweep import run_sweep
+from sim.sweep_cells import cells
+from sim.sweep_spec import SweepSpec
 from tests.test_fitted import tiny
 from tests.toys import TOY_DEVICE
 
@@ -207,7 +209,7 @@ def test_the_option_is_a_setting_of_the_run(tmp_path: Path, capsys: pytest.Captu
 def test_a_sweep_keeps_parts_apart(tmp_path: Path) -> None:
     base = {key: value for key, value in CONFIG.items() if key not in ("policy", "rate")} | {"requests": 4}
     spec = {"base": base, "policies": ["chunked"], "grid": {"rate_per_gpu": [2], "instance_sms": [None, 54, 108]}}
-    run_sweep(cells(SweepSpec.model_validate(spec), "test"), tmp_path, run=measure)
+    run_sweep(cells(SweepSpec.model_validate(spec), "test"), tmp_path, run=measure_together)
     titles = [panel.title for panel in panels(load_results(tmp_path))]
     shown = "chat: Llama-3.1-8B on A100-80G"
     assert titles == [shown, f"{shown}, 54 SMs of each", f"{shown}, 108 SMs of each"]

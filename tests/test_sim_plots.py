@@ -14,7 +14,7 @@ from sim.plots.series import panels, slo_text
 from sim.plots.style import looks, save
 from sim.plots.timeline import held, timeline
 from sim.records import StepLog
-from sim.sweep import Row
+from sim.results import Row
 
 
 def row(policy: str, rate_per_gpu: float, attainment: float | None, **changes: object) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,16 @@ import pytest
 import sim.simulate
 from sim.columns import plain_column, write_columns
 from sim.config import PolicySettings, RunConfig
+from sim.fanout import Fanout
 from sim.fingerprint import fingerprint
 from sim.metrics import Metrics
-from sim.simulate import check_all, measure, prepare
-from sim.sweep import _run_cell, load_results, run_sweep
-from sim.sweep_spec import Cell, cells, read_spec
+from sim.results import load_results
+from sim.simulate import CannotRun, check_all, measure, measure_together, prepare
+from sim.sweep import run_sweep
+from sim.sweep_cells import Cell, cells
+from sim.sweep_spec import read_spec
 
+TWO = Fanout(jobs=2)
 SPEC = """
 base:
   trace: workload:sharegpt
@@ -86,7 +90,7 @@ def test_all_policies_meet_the_same_requests_at_the_same_times(tmp_path: Path) -
         ("a: [", "spec.yaml, line 1: not YAML"),
         ("policies: []", "policies is .*at least 1 item"),
         (SPEC + "speed: 3\n", "speed is not a setting"),
-        (SPEC.replace("[4, 8]", "[4, -8]"), r"spec.yaml \(rate_per_gpu=-8, slo.tpot_s=0.1\): rate is -8.0"),
+        (SPEC.replace("[4, 8]", "[4, -8]"), r"spec.yaml, line 12 \(rate_per_gpu=-8, slo.tpot_s=0.1\): rate is -8.0"),
         (SPEC.replace("[4, 8]", "[4, 4]"), "two cells are the same run .*chunked and chunked, rate 4.0"),
         (SPEC.replace("[4, 8]", "[]"), "rate_per_gpu is .*at least 1 item"),
         (SPEC.replace("slo.tpot_s", "slo.tpott_s"), "slo.tpott_s is not a setting"),
@@ -120,10 +124,11 @@ class Counting:
         self.calls = 0
         self.then = then
 
-    def __call__(self, config: RunConfig) -> Metrics:
-        self.calls += 1
-        self.then(config)
-        return measure(config)
+    def __call__(self, configs: Sequence[RunConfig]) -> list[Metrics]:
+        self.calls += len(configs)
+        for config in configs:
+            self.then(config)
+        return measure_together(configs)
 
 
 def test_a_second_start_runs_what_is_missing(tmp_path: Path) -> None:
@@ -199,18 +204,20 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path) -> None:
 
 def test_processes_give_what_one_process_gives(tmp_path: Path) -> None:
     found = spelled(tmp_path, SPEC)[:3]
-    alone = run_sweep(found, tmp_path / "alone", run=measure, jobs=1)
+    alone = run_sweep(found, tmp_path / "alone", run=measure_together)
     told: list[tuple[int, int]] = []
-    several = run_sweep(found, tmp_path / "several", run=measure, jobs=2, progress=lambda *at: told.append(at))
+    several = run_sweep(
+        found, tmp_path / "several", run=measure_together, fanout=TWO, progress=lambda *at: told.append(at)
+    )
     assert alone.rows == several.rows
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert (told[0], told[-1], len(told)) == ((0, 3), (3, 3), 3)
     results = [(tmp_path / name / "results.parquet").read_bytes() for name in ("alone", "several")]
     assert results[0] == results[1]
 
 
 def test_a_row_has_settings_and_metrics(tmp_path: Path) -> None:
     found = spelled(tmp_path, SPEC)[1:2]
-    run_sweep(found, tmp_path / "out", run=measure)
+    run_sweep(found, tmp_path / "out", run=measure_together)
     (row,) = load_results(tmp_path / "out")
     metrics = measure(found[0].config)
     assert row["policy"] == "chunked-2048"
@@ -245,17 +252,17 @@ def test_the_key_follows_the_files_that_settings_name(tmp_path: Path) -> None:
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     found = spelled(tmp_path, SPEC)
     with pytest.raises(ValueError, match="holds no sweep"):
-        run_sweep(found, tmp_path, run=measure)
+        run_sweep(found, tmp_path, run=measure_together)
 
 
 def test_failures_of_processes_are_in_the_grids_order(tmp_path: Path) -> None:
     found = spelled(tmp_path, SPEC)
-    done = run_sweep(found, tmp_path / "out", run=fail_later, jobs=2)
+    done = run_sweep(found, tmp_path / "out", run=fail_later, fanout=TWO)
     assert [failure.cell for failure in done.failures] == [cell.key for cell in found]
 
 
-def fail_later(config: RunConfig) -> Metrics:
-    time.sleep(0.3 if config.rate == 4.0 and config.slo.tpot_s == 0.1 else 0.0)
+def fail_later(configs: Sequence[RunConfig]) -> list[Metrics]:
+    time.sleep(0.3 if configs[0].rate == 4.0 else 0.0)
     raise RuntimeError("no luck")
 
 
@@ -264,7 +271,7 @@ def test_another_parquet_file_is_no_sweep(tmp_path: Path) -> None:
     write_columns(path, {"start_s": plain_column([1.0])})
     with pytest.raises(ValueError, match=r"results\.parquet is not of a sweep: it has no column"):
         load_results(tmp_path)
-    run_sweep(spelled(tmp_path, SPEC)[:1], tmp_path / "out", run=measure)
+    run_sweep(spelled(tmp_path, SPEC)[:1], tmp_path / "out", run=measure_together)
     (row,) = load_results(tmp_path / "out")
     write_columns(path, {name: plain_column([value]) for name, value in {**row, "rate": "fast"}.items()})
     with pytest.raises(ValueError, match=r"results\.parquet, column rate: 'fast'"):
@@ -275,12 +282,13 @@ def test_every_cell_is_checked_and_each_trace_opened_once(tmp_path: Path, monkey
     opened: list[object] = []
     open_trace = sim.simulate.open_trace
     monkeypatch.setattr(sim.simulate, "open_trace", lambda *given: (opened.append(given), open_trace(*given))[1])
-    found = [(cell.label, cell.config) for cell in spelled(tmp_path, SPEC)]
+    found = [cell.config for cell in spelled(tmp_path, SPEC)]
     check_all(found)
     assert opened == [("workload:sharegpt", 0, 8)]
-    wrong = found[-1][1].model_copy(update={"arrivals": "sometimes"})
-    with pytest.raises(ValueError, match="last: arrivals 'sometimes'"):
-        check_all([*found, ("last", wrong)])
+    wrong = found[-1].model_copy(update={"arrivals": "sometimes"})
+    with pytest.raises(CannotRun, match=r"^arrivals 'sometimes'") as caught:
+        check_all([*found, wrong])
+    assert caught.value.place == len(found)
 
 
 def test_what_changes_while_a_sweep_runs_is_told(tmp_path: Path) -> None:
@@ -289,14 +297,12 @@ def test_what_changes_while_a_sweep_runs_is_told(tmp_path: Path) -> None:
     config = spelled(tmp_path, SPEC)[0].config.model_copy(update={"trace": str(own)})
     found = [Cell(label="x", config=config.model_copy(update={"seed": seed})) for seed in (0, 1)]
 
-    def edit(config: RunConfig) -> Metrics:
+    def edit(configs: Sequence[RunConfig]) -> list[Metrics]:
         own.write_text("edited")
         raise RuntimeError("first")
 
-    keys = [cell.key for cell in found]
-    outcomes = [_run_cell(cell, key, tmp_path, edit) for cell, key in zip(found, keys, strict=True)]
-    assert [failure and failure.error for failure in outcomes] == [
+    done = run_sweep(found, tmp_path / "out", run=edit)
+    assert [failure.error for failure in done.failures] == [
         "RuntimeError: first",
-        "ValueError: code or files changed while the sweep ran; start it again",
+        "ValueError: code or files are others where it ran than where the sweep began; start it again",
     ]
-    assert [failure and failure.cell for failure in outcomes] == keys

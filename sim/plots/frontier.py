@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from sim.metrics import TARGET_ATTAINMENT
 from sim.plots.series import Panel, has_slo, panels
 from sim.plots.style import GREY, Look, PlainLog, figure, legend_above, looks, styled
-from sim.sweep import Row
+from sim.results import Row
 
 X_LABEL = "Offered load (requests/s per GPU)"
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from sim.plots.frontier import X_LABEL, draw_metric, limit_line
 from sim.plots.series import panels
 from sim.plots.style import figure, legend_above, looks, styled
-from sim.sweep import Row
+from sim.results import Row
 
 
 def latency(rows: Sequence[Row]) -> Figure:

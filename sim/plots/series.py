@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from sim.metrics import Knee, knee
-from sim.sweep import Row
+from sim.results import Row
 
 Point = tuple[float, float]
 
