@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,8 +21,10 @@ from sim.launch import Executor
 from sim.limits import Limits
 from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
+from sim.prefixcache import HashedBlocks
 from sim.records import RunResult
-from traces import ArrivalSpec, Trace, open_trace, parse_arrivals
+from traces import ArrivalSpec, Trace, open_trace, parse_arrivals, with_hashes
+from traces.sessions import HASHED_TOKENS
 
 Progress = Callable[[int, float], None]
 
@@ -74,9 +77,9 @@ def prepare(config: RunConfig) -> Prepared:
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
     policy, latency, estimator = check_names(config)
-    trace = open_trace(config.trace, config.seed, config.requests)
-    limits = _limits(config, latency)
-    digest = trace_hash(trace)
+    trace = _as_served(open_trace(config.trace, config.seed, config.requests), config)
+    limits = _with_prefixes(_limits(config, latency), trace, config)
+    digest = trace_hash(trace, prefixes=config.prefix_cache)
     arrivals = _checked_arrivals(config, trace, limits, digest)
     stamp = {
         "version": package_version(),
@@ -124,8 +127,10 @@ def check_all(configs: Iterable[RunConfig]) -> None:
                 if build not in limits:
                     limits[build] = _limits(config, check_names(config)[1])
                 trace = trace or open_trace(config.trace, config.seed, config.requests)
-                digest = trace_hash(trace) if config.trace_sha256 else ""
-                _checked_arrivals(config, trace, limits[build], digest).source(trace, config.seed)
+                served = _as_served(trace, config)
+                digest = trace_hash(served, prefixes=config.prefix_cache) if config.trace_sha256 else ""
+                here = _with_prefixes(limits[build], served, config)
+                _checked_arrivals(config, served, here, digest).source(served, config.seed)
             except ValueError as error:
                 raise CannotRun(place, str(error)) from None
 
@@ -180,13 +185,33 @@ def simulated(config: RunConfig) -> RunConfig:
     return config.model_copy(update=changes)
 
 
-def trace_hash(trace: Trace) -> str:
-    """SHA-256 over lengths and, where there are any, arrival times: equal requests, equal hash."""
+def trace_hash(trace: Trace, *, prefixes: bool = False) -> str:
+    """SHA-256 over lengths and, where there are any, arrival times: equal requests, equal hash.
+
+    ``prefixes``: over block hashes too, for a run that they make a difference to.
+    """
     digest = hashlib.sha256()
     for column in (trace.prompt_tokens, trace.output_tokens, trace.arrival_s):
         if column is not None:
             digest.update(np.ascontiguousarray(column).tobytes())
+    if prefixes:
+        digest.update(json.dumps([trace.block_tokens, trace.answers_hashed, trace.block_hashes]).encode())
     return digest.hexdigest()
+
+
+def _as_served(trace: Trace, config: RunConfig) -> Trace:
+    """The trace with hashed blocks, where the run caches prefixes."""
+    if not config.prefix_cache:
+        return trace
+    size = config.block_tokens
+    return with_hashes(trace, size * -(-HASHED_TOKENS // size))
+
+
+def _with_prefixes(limits: Limits, trace: Trace, config: RunConfig) -> Limits:
+    if not config.prefix_cache:
+        return limits
+    assert trace.block_tokens is not None
+    return replace(limits, prefixes=HashedBlocks(trace.block_tokens, trace.answers_hashed))
 
 
 def _limits(config: RunConfig, latency: LatencyModel) -> Limits:
