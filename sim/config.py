@@ -86,6 +86,7 @@ class LatencySettings(Settings):
     model: ``fitted`` (built in), ``roofline``, or a file of ``bulletsim fit``; None: fitted where one is built in.
     model_sha256: of that file when the run was made; checked when it is repeated.
     gemm, attention, bandwidth: of the roofline alone.
+    link_bytes_per_s: to the other GPUs of the server, one direction, in place of the device's own.
     pace: how many times as long as measured launches take on the device: one number, or by kind of launch and SMs.
     """
 
@@ -101,6 +102,7 @@ class LatencySettings(Settings):
     prefill_overhead_s: Annotated[float, Field(ge=0)] | None = None
     pace: Factor | PaceSettings | None = None
     reserve_tokens: Annotated[int, Field(ge=0)] | None = None
+    link_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
 
 
 def _named_policy(value: object) -> object:

@@ -13,12 +13,13 @@ from profiler.kernelsum import KernelSumModel
 from profiler.presets import device as device_preset
 from profiler.presets import model as model_preset
 from profiler.roofline import roofline
-from profiler.specs import ModelSpec
+from profiler.specs import DeviceSpec, ModelSpec
 from sim.config import LatencySettings, RunConfig
 
 ROOFLINE = "roofline"
 FITTED = "fitted"
 
+_NOT_OF_THE_MODEL = ("model", "model_sha256", "pace", "link_bytes_per_s")
 _SHARES = ("gemm", "attention", "bandwidth")
 
 
@@ -29,12 +30,12 @@ def latency_model(config: RunConfig, chosen: LatencySettings | None = None) -> K
     one named. Raises ValueError for names, files and settings that do not go together.
     """
     settings = (chosen or config.latency).model_dump(exclude_none=True)
-    source, sha256, pace = (settings.pop(name, None) for name in ("model", "model_sha256", "pace"))
+    source, sha256, pace, link = (settings.pop(name, None) for name in _NOT_OF_THE_MODEL)
     spec = _model(config, settings)
     shares = {name: settings.pop(name) for name in _SHARES if name in settings}
     calibration = _calibration(source, sha256, config.device)
     if calibration is None:
-        model: KernelSumModel = _roofline(spec, config, shares)
+        model: KernelSumModel = _roofline(spec, _linked(device_preset(config.device), link), config, shares)
     elif shares:
         name = next(iter(shares))
         raise ValueError(
@@ -42,6 +43,8 @@ def latency_model(config: RunConfig, chosen: LatencySettings | None = None) -> K
             f" add model={ROOFLINE} to the latency settings, or leave {name} out"
         )
     else:
+        if link is not None:
+            calibration = dataclasses.replace(calibration, device=_linked(calibration.device, link))
         model = fitted(spec, calibration, config.tensor_parallel)
     return _on_instance(_at_pace(dataclasses.replace(model, **settings), pace), config.instance_sms)
 
@@ -70,8 +73,12 @@ def _model(config: RunConfig, settings: dict[str, Any]) -> ModelSpec:
     return dataclasses.replace(model_preset(config.model), **chosen)
 
 
-def _roofline(spec: ModelSpec, config: RunConfig, shares: dict[str, float]) -> KernelSumModel:
-    model = roofline(spec, config.device, config.tensor_parallel)
+def _linked(device: DeviceSpec, bytes_per_s: float | None) -> DeviceSpec:
+    return device if bytes_per_s is None else dataclasses.replace(device, link_bytes_per_s=bytes_per_s)
+
+
+def _roofline(spec: ModelSpec, device: DeviceSpec, config: RunConfig, shares: dict[str, float]) -> KernelSumModel:
+    model = roofline(spec, device, config.tensor_parallel)
     return dataclasses.replace(model, efficiencies=dataclasses.replace(model.efficiencies, **shares))
 
 
