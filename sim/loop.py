@@ -10,7 +10,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
@@ -137,6 +137,11 @@ class ServingLoop:
                 completion = executor.next(clock.now_s) if self._flights else None
             if coaster is not None and launch is not None and launch.step.again and self._finished == finished:
                 self._coast(coaster, launch, limit)
+
+    @property
+    def requests(self) -> Sequence[RequestProgress]:
+        """Those that have arrived so far, in that order."""
+        return self._requests
 
     def free_blocks(self) -> tuple[int, ...]:
         """Free KV blocks of each instance."""
@@ -373,10 +378,9 @@ class ServingLoop:
         first, last = request.first_token_s, request.emitted_s
         assert first is not None
         assert last is not None
-        slo = self._slo
         tpot_s = None if request.emitted == 1 else (last - first) / (request.emitted - 1)
-        tpot_ratio = None if tpot_s is None else tpot_s / slo.tpot_limit_s
-        ttft_ratio = (first - request.arrival_s) / slo.ttft_limit_s(request.prompt_tokens)
+        tpot_ratio = None if tpot_s is None else tpot_s / self._slo.tpot_limit_s
+        ttft_ratio = (first - request.arrival_s) / self._slo.ttft_limit_s(request.prompt_tokens)
         instance.outcomes.append(Outcome(ttft_ratio, tpot_ratio))
         self._finished += 1
         self._arrivals.finished(request.index, self._clock.now_s)

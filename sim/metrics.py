@@ -83,11 +83,14 @@ class Window:
 
     def mask(self, records: Records) -> Mask:
         """Which rows of ``records`` arrived in the window, shape (n,)."""
-        arrival = records.arrival_s
-        if not len(arrival):
+        return self.inside(records.arrival_s)
+
+    def inside(self, arrival_s: Floats) -> Mask:
+        """Which of the arrivals are in the window, both shape (n,)."""
+        if not len(arrival_s):
             return np.zeros(0, np.bool_)
-        first, last = arrival.min() + self.warmup_s, arrival.max() - self.drain_s
-        inside: Mask = (arrival >= first) & (arrival <= last)
+        first, last = arrival_s.min() + self.warmup_s, arrival_s.max() - self.drain_s
+        inside: Mask = (arrival_s >= first) & (arrival_s <= last)
         return inside
 
 

@@ -24,6 +24,7 @@ from sim.metrics import Metrics, summarise
 from sim.prefixcache import HashedBlocks
 from sim.records import RunResult
 from traces import ArrivalSpec, Trace, open_trace, parse_arrivals, with_hashes
+from traces.arrivals import ArrivalSource
 from traces.sessions import HASHED_TOKENS
 
 Progress = Callable[[int, float], None]
@@ -52,14 +53,18 @@ class Prepared:
         self,
         *,
         executor: Executor | None = None,
+        source: ArrivalSource | None = None,
         progress: Progress | None = None,
         keep_token_times: bool = False,
     ) -> ServingLoop:
-        """The serving loop, about to start: in virtual time, unless another ``executor`` owns time and the device."""
+        """The serving loop, about to start: in virtual time, unless another ``executor`` owns time and the device.
+
+        ``source``: where requests come from, if not straight from the trace.
+        """
         config = self.config
         return ServingLoop(
             policy=self.policy,
-            arrivals=self.arrivals.source(self.trace, config.seed),
+            arrivals=source or self.arrivals.source(self.trace, config.seed),
             latency=self.estimator,
             executor=executor or SimExecutor(latency=self.latency),
             instances=config.instances,
