@@ -72,7 +72,7 @@ def test_settings_and_routers_are_set():
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("bulet", {}, "unknown policy 'bulet'; known: chunked, bullet, disaggregation, static-split, or path.py:Class"),
+        ("bulet", {}, f"unknown policy 'bulet'; known: {', '.join(POLICIES)}, or path.py:Class"),
         (
             "chunked",
             {"budget": 1},

@@ -28,7 +28,7 @@ POLICY_LOOKS = {
     "bullet": (VERMILION, "s"),
     "chunked": (BLUE, "o"),
     "disaggregation": (GREEN, "^"),
-    "prefill_first": (SKY, "v"),
+    "prefill-first": (SKY, "v"),
     "static-split": (PURPLE, "D"),
     "nanoflow": (ORANGE, "P"),
     "oracle": (BLACK, "*"),
