@@ -20,11 +20,15 @@ from policies.api import (
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
+from policies.duetserve import DuetServe
 from policies.loading import POLICIES, load
+from policies.muxwise import MuxWise
 from policies.nanoflow import NanoFlow
+from policies.nexus import Nexus
 from policies.pod import Pod
 from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS, LeastLoaded, PrefixAffine, RoundRobin
+from policies.semi_pd import SemiPD
 from policies.sglang_chunked import SglangChunked
 from policies.static_split import StaticSplit
 from policies.uncapped_streams import UncappedStreams
@@ -40,10 +44,13 @@ __all__ = [
     "ChunkedPrefill",
     "Decision",
     "Disaggregation",
+    "DuetServe",
     "LaneView",
     "LeastLoaded",
     "Load",
+    "MuxWise",
     "NanoFlow",
+    "Nexus",
     "Observation",
     "Outcome",
     "Pod",
@@ -54,6 +61,7 @@ __all__ = [
     "Role",
     "RoundRobin",
     "Router",
+    "SemiPD",
     "SglangChunked",
     "StaticSplit",
     "Step",

@@ -49,7 +49,7 @@ def relieve(
     if demand <= free:
         return Relief((), decodes, free - demand)
     size = view.block_tokens
-    busy = {chunk.request.index for lane in view.lanes.values() for chunk in lane.batch}
+    busy = {chunk.request.index for lane in view.lanes.values() for chunk in (*lane.batch, *lane.suspended)}
     residents = [*view.decoding.values(), *(r for i, r in view.prefilling.items() if i not in busy)]
     victims: list[RequestProgress] = []
     for request in sorted(residents, key=last, reverse=True):
@@ -79,7 +79,7 @@ def fill(
     free beyond what the chunks before it will take, and while fewer than ``max_resident`` requests are resident.
     ``whole_prompts`` takes no part of a prompt; one longer than the budget then runs alone. What is cached is not
     computed again. With ``without``, the requests just pre-empted, nobody leaves the queue: the room was not made for
-    them.
+    them. ``queue`` is the waiting requests in another order.
     """
     chunks: list[Chunk] = []
     size = view.block_tokens

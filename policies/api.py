@@ -127,6 +127,8 @@ class Step(NamedTuple):
     again: for a decode step alone on the instance: the policy would say the same after it, if meanwhile no request
         arrives, finishes or has to give way. The loop may then repeat it without asking.
     overlap: kernels of the launch that run beside each other. Only a simulator can; see :func:`simulated_only`.
+    suspend: ``prefill`` goes before the batch in progress on the lane, which waits between two layer groups and is
+        the lane's batch again when ``prefill`` has ended. One batch can wait so. Only a simulator can.
     """
 
     lane: str
@@ -138,6 +140,7 @@ class Step(NamedTuple):
     transfer: RequestProgress | None = None
     again: bool = False
     overlap: Overlap | None = None
+    suspend: bool = False
 
 
 class LaneView(Protocol):
@@ -166,6 +169,10 @@ class LaneView(Protocol):
 
     @property
     def layers_done(self) -> int: ...
+    @property
+    def suspended(self) -> tuple[Chunk, ...]:
+        """The batch that waits for ``batch`` to end; empty when there is none."""
+        ...
 
 
 class Observation(NamedTuple):
@@ -342,6 +349,6 @@ class Policy(Protocol):
 def simulated_only(policy: Policy) -> str:
     """Why no device can serve a policy, as its attribute of this name says; empty where it has none.
 
-    A policy whose steps have an overlap has one.
+    A policy whose steps have an overlap or suspend a batch has one.
     """
     return str(getattr(policy, "simulated_only", ""))

@@ -13,10 +13,14 @@ from policies.api import Policy
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
+from policies.duetserve import DuetServe
+from policies.muxwise import MuxWise
 from policies.nanoflow import NanoFlow
+from policies.nexus import Nexus
 from policies.pod import Pod
 from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS
+from policies.semi_pd import SemiPD
 from policies.sglang_chunked import SglangChunked
 from policies.static_split import StaticSplit
 from policies.uncapped_streams import UncappedStreams
@@ -33,6 +37,10 @@ POLICIES: dict[str, type[Any]] = {
     "nanoflow": NanoFlow,
     "pod": Pod,
     "uncapped-streams": UncappedStreams,
+    "semi-pd": SemiPD,
+    "nexus": Nexus,
+    "duetserve": DuetServe,
+    "muxwise": MuxWise,
 }
 
 CONTRACT = ("name", "needs_truth", "fewest_instances", "router", "roles", "lanes", "decide")

@@ -68,6 +68,10 @@ class DeviceExecutor:
     def start(self, launch: Launch) -> None:
         if launch.work.overlap is not None:
             raise PolicyError("a step whose kernels overlap, which no device here can launch; simulate this policy")
+        if launch.step.suspend:
+            raise PolicyError(
+                "a batch put aside between layer groups, which no device here can do; simulate this policy"
+            )
         task, heirs = self._copy(launch) if launch.source is not None else self._batch(launch)
         step = launch.step
         sms = 0 if launch.source is not None else step.sms

@@ -110,6 +110,8 @@ class Instance:
 
     def begin(self, step: Step, lane: Lane, now_s: float) -> Work:
         """Takes the KV blocks that a computing step needs, moves its requests, and says what it amounts to."""
+        if step.suspend:
+            self._suspend(step, lane)
         chunks = self._claim_chunks(step, lane, now_s) if step.prefill else ()
         lane.batch = step.prefill
         # A whole model at once is the common case by far.
@@ -131,6 +133,12 @@ class Instance:
         if overlap is not None and not isinstance(overlap, Overlap):
             raise PolicyError(f"an overlap of {overlap!r}; it is a profiler.Overlap, or None")
         return Work(chunks, decoding, context, layers, head, 0, overlap)
+
+    @staticmethod
+    def _suspend(step: Step, lane: Lane) -> None:
+        if not lane.layers_done or lane.suspended or not step.prefill:
+            raise PolicyError(f"nothing to suspend on lane {lane.name!r}, or a batch is suspended there already")
+        lane.suspend()
 
     def begin_transfer(self, progress: RequestProgress) -> tuple[Work, int]:
         """Reserves blocks for an incoming request; the work, and the instance its KV comes from."""
@@ -156,7 +164,8 @@ class Instance:
             if step.prefill != lane.batch:
                 raise PolicyError("another batch was launched before the last layer of the one in progress")
             return tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in step.prefill)
-        taken = {chunk.request.index for other in self.lanes.values() for chunk in other.batch}
+        lanes = self.lanes.values()
+        taken = {chunk.request.index for other in lanes for chunk in (*other.batch, *other.suspended)}
         shapes = []
         for chunk in step.prefill:
             if chunk.request.index in taken:
@@ -219,7 +228,8 @@ class Instance:
         """Drops the KV of a resident request that no launch is using, to be recomputed."""
         index = progress.index
         request = self.cohort.members.get(index) or self.prefilling.get(index)
-        launched = any(chunk.request is request for lane in self.lanes.values() for chunk in lane.batch)
+        lanes = self.lanes.values()
+        launched = any(chunk.request is request for lane in lanes for chunk in (*lane.batch, *lane.suspended))
         stepping = request is not None and request.cohort is not None and self.cohort.started > self.cohort.completed
         if request is None or stepping or launched:
             raise PolicyError(f"request {index} cannot be pre-empted now on instance {self.index}")

@@ -317,7 +317,7 @@ class ServingLoop:
         if not launch.work.head:
             lane.layers_done += launch.work.layers or 0
             return
-        lane.batch, lane.layers_done = (), 0
+        lane.end_batch()
         for chunk in launch.step.prefill:
             request = self._requests[chunk.request.index]
             request.prefilled_tokens += chunk.tokens

@@ -237,10 +237,11 @@ class DecodeCohort:
 class Lane:
     """A stream of steps on one instance, as a policy sees it and as the loop keeps it.
 
-    ``asked`` is the number of the policy's decision that launched its last step.
+    ``asked`` is the number of the policy's decision that launched its last step. ``held`` is the batch that another
+    goes before and the layers done of it, None when there is none.
     """
 
-    __slots__ = ("asked", "batch", "busy", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
+    __slots__ = ("asked", "batch", "busy", "held", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -251,4 +252,18 @@ class Lane:
         self.predicted_s = 0.0
         self.batch: tuple[Chunk, ...] = ()
         self.layers_done = 0
+        self.held: tuple[tuple[Chunk, ...], int] | None = None
         self.asked = 0
+
+    @property
+    def suspended(self) -> tuple[Chunk, ...]:
+        return () if self.held is None else self.held[0]
+
+    def suspend(self) -> None:
+        """Puts the batch in progress aside."""
+        self.held, self.batch, self.layers_done = (self.batch, self.layers_done), (), 0
+
+    def end_batch(self) -> None:
+        """The last layer is done: the batch that was put aside, if any, is in progress again."""
+        self.batch, self.layers_done = self.held or ((), 0)
+        self.held = None

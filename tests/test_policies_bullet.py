@@ -65,6 +65,7 @@ class FakeLane:
     predicted_s: float = 0.0
     batch: tuple[Chunk, ...] = ()
     layers_done: int = 0
+    suspended: tuple[Chunk, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

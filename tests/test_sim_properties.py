@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies import SLO, Bullet, ChunkedPrefill, Disaggregation, Policy, StaticSplit
+from policies import (
+    SLO,
+    Bullet,
+    ChunkedPrefill,
+    Disaggregation,
+    DuetServe,
+    MuxWise,
+    Nexus,
+    Policy,
+    SemiPD,
+    StaticSplit,
+)
 from profiler import roofline
 from sim import STATES, RunResult
 from tests.toys import serve, toy_latency
@@ -22,6 +33,11 @@ POLICIES: list[tuple[Policy, int]] = [
     (Disaggregation(prefill_instances=2, decode_instances=1), 3),
     (StaticSplit(batch_tokens=32), 1),
     (StaticSplit(decode_sms=3, layers_per_step=3, lend=True, max_resident=3), 2),
+    (SemiPD(window_s=0.5, batch_tokens=32), 1),
+    (Nexus(batch_tokens=32, kv_switch=0.5, max_resident=5), 1),
+    (DuetServe(budget_tokens=24), 1),
+    (MuxWise(sm_step=2, batch_tokens=32), 1),
+    (MuxWise(sm_step=3, batch_tokens=64, max_resident=4), 2),
 ]
 
 rows = st.lists(

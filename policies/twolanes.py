@@ -1,0 +1,45 @@
+"""What policies with a prefill and a decode lane on every instance have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from policies.admission import Relief, relieve
+from policies.api import Role, View
+from profiler.work import Work
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+class TwoLanes:
+    """The parts of the contract that follow from having these two lanes on every instance."""
+
+    __slots__ = ()
+
+    needs_truth: ClassVar[bool] = False
+    fewest_instances: ClassVar[int] = 1
+
+    def roles(self, instances: int) -> tuple[Role, ...]:
+        mixed: tuple[Role, ...] = ("mixed",)
+        return mixed * instances
+
+    def lanes(self, role: Role) -> tuple[str, ...]:
+        return (PREFILL, DECODE)
+
+
+def room(view: View) -> Relief:
+    """Whom to pre-empt for a decode step that may start now; for the one after a step in flight, nobody."""
+    if view.lanes[DECODE].busy:
+        return Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
+    return relieve(view)
+
+
+def next_decode(view: View) -> Work:
+    """The next step of all that are decoding; there is one or more."""
+    decodes = len(view.decoding)
+    return Work(decode_requests=decodes, decode_context_tokens=view.decode_context_tokens + decodes)
+
+
+def whole_steps(view: View, sm_step: int | None) -> int:
+    """SMs by which shares change: ``sm_step``, None for the device's granularity, and at most half of them."""
+    return min(sm_step or view.latency.device.sm_granularity, view.sms // 2) or 1
