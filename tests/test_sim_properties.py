@@ -14,10 +14,16 @@ from policies import (
     Disaggregation,
     DuetServe,
     MuxWise,
+    NanoFlow,
     Nexus,
+    Pod,
     Policy,
+    PrefillFirst,
     SemiPD,
+    SglangChunked,
     StaticSplit,
+    UncappedStreams,
+    VllmChunked,
 )
 from profiler import roofline
 from sim import STATES, RunResult
@@ -38,6 +44,15 @@ POLICIES: list[tuple[Policy, int]] = [
     (DuetServe(budget_tokens=24), 1),
     (MuxWise(sm_step=2, batch_tokens=32), 1),
     (MuxWise(sm_step=3, batch_tokens=64, max_resident=4), 2),
+    (PrefillFirst(batch_tokens=32), 1),
+    (PrefillFirst(batch_tokens=16, chunked=True, watermark=0.2, max_resident=4), 2),
+    (VllmChunked(budget_tokens=16, max_resident=8), 1),
+    (VllmChunked(budget_tokens=9, max_resident=4, long_prefill_tokens=5, whole_prompt_fits=False), 1),
+    (SglangChunked(budget_tokens=16, max_new_tokens=30), 1),
+    (SglangChunked(budget_tokens=24, max_new_tokens=9, init_ratio=0.1, longest_prefix=True, max_resident=5), 2),
+    (NanoFlow(budget_tokens=16), 1),
+    (Pod(budget_tokens=16), 1),
+    (UncappedStreams(batch_tokens=32), 1),
 ]
 
 rows = st.lists(
