@@ -75,7 +75,7 @@ class SglangChunked:
         idle = not view.decoding and not view.prefilling
         ratio = self.init_ratio if idle or not isinstance(view.memo, float) else view.memo
         relief = relieve(view, last=_least_generated, ahead_tokens=RETRACT_STEPS)
-        chunks = self._chunks(view, relief, ratio) if not relief.victims and (view.waiting or view.prefilling) else ()
+        chunks = self._chunks(view, relief, ratio) if view.waiting or view.prefilling else ()
         if not chunks and not relief.decodes:
             return Decision((), ratio)
         least = MIN_FACTOR * self.init_ratio
@@ -92,6 +92,8 @@ class SglangChunked:
         budget, free = self.budget_tokens - relief.decodes, relief.free_blocks
         chunks: list[Chunk] = []
         for request in view.prefilling.values():
+            if request in relief.victims:
+                continue
             done = request.prefilled_tokens
             held = blocks_for(done, size)
             tokens = min(budget, request.prefill_tokens - done, (free + held) * size - done)
@@ -100,7 +102,7 @@ class SglangChunked:
                 budget -= tokens
                 free -= blocks_for(done + tokens, size) - held
         places = self.max_resident - len(view.decoding) - len(view.prefilling)
-        if budget > 0 and places > 0 and view.waiting:
+        if budget > 0 and places > 0 and view.waiting and not relief.victims:
             left = free * size - ratio * sum(map(self._yet_to_come, view.decoding.values()))
             queue = islice(self._queue(view), places)
             chunks += self._admitted(queue, size, budget, free, left, alone=not chunks and not view.decoding)
