@@ -103,6 +103,11 @@ class RequestProgress(Protocol):
         ...
 
     @property
+    def fetched_layers(self) -> int:
+        """While it is incoming: layers whose KV has been fetched. Blocks for all of it are then taken."""
+        ...
+
+    @property
     def first_token_s(self) -> float | None: ...
     @property
     def last_token_s(self) -> float | None: ...
@@ -123,9 +128,11 @@ class Step(NamedTuple):
     layers: how many layers to launch of it; None means all that remain. Layer groups carry no decodes.
     decode: whether every request that is decoding on the instance takes one step in this launch.
     preempt: requests pushed out before the launch, their KV freed, to be recomputed.
-    transfer: on the link lane, the incoming request whose KV is fetched.
+    transfer: on the link lane, the incoming request whose KV is fetched; ``layers`` of it, or all that remain.
     again: for a decode step alone on the instance: the policy would say the same after it, if meanwhile no request
         arrives, finishes or has to give way. The loop may then repeat it without asking.
+    stream: whether the requests whose prefill this launch ends are offered to decode instances as it begins, so that
+        their KV can leave layer by layer. Only a simulator can.
     overlap: kernels of the launch that run beside each other. Only a simulator can; see :func:`simulated_only`.
     suspend: ``prefill`` goes before the batch in progress on the lane, which waits between two layer groups and is
         the lane's batch again when ``prefill`` has ended. One batch can wait so. Only a simulator can.
@@ -141,6 +148,7 @@ class Step(NamedTuple):
     again: bool = False
     overlap: Overlap | None = None
     suspend: bool = False
+    stream: bool = False
 
 
 class LaneView(Protocol):
@@ -230,7 +238,7 @@ class View(Protocol):
 
     @property
     def incoming(self) -> Mapping[int, RequestProgress]:
-        """Requests prefilled elsewhere whose KV is still there."""
+        """Requests prefilled elsewhere, or streaming from there, whose KV is not all here and not on its way."""
         ...
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.admission import blocks_for, fill, relieve
-from policies.api import LINK, Decision, Role, Router, Step, View
+from policies.api import LINK, Decision, RequestProgress, Role, Router, Step, View
 from policies.routing import LeastLoaded
 
 PREFILL, DECODE = "prefill", "decode"
@@ -24,6 +24,9 @@ class Disaggregation:
     batch_tokens: prompts are batched up to this many tokens; a longer one runs alone (DistServe, section 4.3: beyond
         the length that saturates the device, batching only delays).
     max_resident: requests that a decode instance may hold.
+    layerwise: whether KV leaves layer by layer while later layers are computed (Splitwise, section 4.3; Mooncake,
+        section 5.2). With a transfer of T seconds that begins with a prefill of P seconds, T / layers of it are left at
+        the prefill's end, or T - P if that is more. Blocks for it are taken on the decode instance as it begins.
     """
 
     name: ClassVar[str] = "disaggregation"
@@ -34,6 +37,7 @@ class Disaggregation:
     decode_instances: int = 1
     batch_tokens: int = 1024
     max_resident: int = 1024
+    layerwise: bool = False
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
@@ -75,7 +79,7 @@ class Disaggregation:
             max_resident=self.max_resident,
             whole_prompts=True,
         )
-        return (Step(PREFILL, view.sms, prefill=chunks),) if chunks else ()
+        return (Step(PREFILL, view.sms, prefill=chunks, stream=self.layerwise),) if chunks else ()
 
     def _decode(self, view: View) -> tuple[Step, ...]:
         relief = relieve(view)
@@ -84,11 +88,26 @@ class Disaggregation:
         again = not view.incoming
         return (Step(DECODE, view.sms, decode=True, preempt=relief.victims, again=again),)
 
+    @property
+    def simulated_only(self) -> str:
+        """Why no device can serve it; empty for one that can."""
+        return "no device runner here moves KV layer by layer; set layerwise to false" if self.layerwise else ""
+
     def _fetch(self, view: View) -> tuple[Step, ...]:
-        if not view.incoming or len(view.decoding) >= self.max_resident:
+        incoming = view.incoming.values()
+        streaming = [request for request in incoming if request.fetched_layers] if self.layerwise else []
+        for request in streaming:
+            if _prefilled(request):
+                return (Step(LINK, 0, transfer=request),)
+        waiting = next((request for request in incoming if not request.fetched_layers), None)
+        if waiting is None or len(view.decoding) + len(streaming) >= self.max_resident:
             return ()
-        request = next(iter(view.incoming.values()))
-        needed = blocks_for(request.prefill_tokens, view.block_tokens)
-        if needed + view.decode_block_demand > view.free_blocks:
+        layers = None if _prefilled(waiting) else view.latency.model.layers - 1
+        needed = blocks_for(waiting.prefill_tokens, view.block_tokens)
+        if layers == 0 or needed + view.decode_block_demand > view.free_blocks:
             return ()
-        return (Step(LINK, 0, transfer=request),)
+        return (Step(LINK, 0, layers=layers, transfer=waiting),)
+
+
+def _prefilled(request: RequestProgress) -> bool:
+    return request.prefilled_tokens == request.prefill_tokens

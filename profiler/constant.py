@@ -34,9 +34,9 @@ class ConstantRateModel:
 
     def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
         """Seconds of ``work``; ``sms`` and ``beside_sms`` do not matter."""
-        if work.kv_transfer_tokens:
-            return Estimate(work.kv_transfer_tokens * self.transfer_token_s, "measured")
         part = 1.0 if work.layers is None else work.layers / self.model.layers
+        if work.kv_transfer_tokens:
+            return Estimate(part * work.kv_transfer_tokens * self.transfer_token_s, "measured")
         seconds = part * self.prefill_token_s * sum(new for new, _ in work.prefill) + self.pass_s
         if work.overlap is not None:
             seconds = max(seconds, self.pass_s + self.decode_step_s * (work.decode_requests > 0))

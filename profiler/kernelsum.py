@@ -224,7 +224,8 @@ class KernelSumModel:
     def _transfer_s(self, work: Work) -> float:
         if work.kv_transfer_tokens < 0 or work.prefill or work.decode_requests:
             raise ValueError(f"a KV transfer moves 1 or more tokens and has nothing else in it; got {work}")
-        moved = work.kv_transfer_tokens * self._shard.kv_bytes_per_token
+        part = 1.0 if work.layers is None else work.layers / self.model.layers
+        moved = part * work.kv_transfer_tokens * self._shard.kv_bytes_per_token
         return self.device.link_latency_s + moved / self.device.link_bytes_per_s
 
     def _bad_sms(self, name: str, value: int) -> ValueError:

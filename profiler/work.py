@@ -39,7 +39,7 @@ class Work(NamedTuple):
     decode_context_tokens: KV tokens those sequences attend to, summed, the new tokens included.
     layers: transformer layers launched; None means the whole model, embedding to sampling.
     head: with ``layers`` given, whether the launch ends with the LM head and sampling.
-    kv_transfer_tokens: tokens whose KV crosses the link; such work has nothing else in it.
+    kv_transfer_tokens: tokens whose KV crosses the link, of ``layers`` layers; such work has nothing else in it.
     overlap: kernels that run beside each other; None for one after another, as ever.
     """
 

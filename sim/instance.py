@@ -64,7 +64,7 @@ class Instance:
         self.memo: Memo = None
         self.unseen = False
         self.asked = 0
-        self._model_layers = model_layers
+        self.model_layers = model_layers
         self._device_sms = device_sms
         # Nothing begins on an instance that only decodes; one that it pushes out is prefilled elsewhere.
         self.cache = PrefixCache(ledger) if caches and role != "decode" else None
@@ -140,20 +140,34 @@ class Instance:
             raise PolicyError(f"nothing to suspend on lane {lane.name!r}, or a batch is suspended there already")
         lane.suspend()
 
-    def begin_transfer(self, progress: RequestProgress) -> tuple[Work, int]:
-        """Reserves blocks for an incoming request; the work, and the instance its KV comes from."""
-        request = self.incoming.pop(progress.index, None)
+    def begin_transfer(self, progress: RequestProgress, layers: int | None) -> tuple[Work, int]:
+        """Reserves blocks for an incoming request that has none; the work, and the instance its KV comes from."""
+        request = self.incoming.get(progress.index)
         if request is None:
             raise PolicyError(f"request {progress.index} is not waiting to come here")
-        self._take(self.ledger.blocks_for(request.prefill_tokens), "a KV transfer")
-        self.arriving[request.index] = request
-        return Work(kv_transfer_tokens=request.prefill_tokens), request.instance
+        left = self.model_layers - request.fetched_layers
+        known = left if request.prefilled_tokens == request.prefill_tokens else left - 1
+        wanted = left if layers is None else layers
+        if not (isinstance(wanted, int) and 1 <= wanted <= known):
+            raise PolicyError(f"KV of {wanted!r} layers of request {request.index}, of which {known} can be fetched")
+        if not request.fetched_layers:
+            self._take(self.ledger.blocks_for(request.prefill_tokens), "a KV transfer")
+        self.arriving[request.index] = self.incoming.pop(request.index)
+        part = None if wanted == self.model_layers else wanted
+        return Work(kv_transfer_tokens=request.prefill_tokens, layers=part), request.instance
+
+    def turn_down(self, request: RequestState) -> None:
+        """Drops what has come of a request that has ended elsewhere."""
+        self.incoming.pop(request.index, None)
+        if request.fetched_layers:
+            self.ledger.give(self.ledger.blocks_for(request.prefill_tokens))
+            request.fetched_layers = 0
 
     def _layer_span(self, step: Step, lane: Lane) -> tuple[int | None, bool]:
         """(layers to launch, None for the whole model; whether the LM head follows)."""
-        left = self._model_layers - lane.layers_done
+        left = self.model_layers - lane.layers_done
         layers = left if step.layers is None else step.layers
-        if layers == self._model_layers:
+        if layers == self.model_layers:
             return None, True
         if step.decode or not step.prefill or not 1 <= layers <= left:
             raise PolicyError(f"{layers} layers of a batch with {left} left (layer groups carry no decodes)")
@@ -250,6 +264,7 @@ class Instance:
         ``to_return``: whether it comes back, so that also what nobody else has in common with it is worth finding.
         """
         held, prefix = self.held_blocks(request), request.prefix
+        request.blocks = 0
         if prefix is None:
             self.ledger.give(held)
             return
@@ -271,7 +286,8 @@ class Instance:
             held += self.cache.held
             kept = self.cache.kept_blocks
             assert kept <= self.ledger.free, f"{kept} blocks kept for others and {self.ledger.free} free"
-        held += sum(self.ledger.blocks_for(request.prefill_tokens) for request in self.arriving.values())
+        coming = [*self.arriving.values(), *(r for r in self.incoming.values() if r.fetched_layers)]
+        held += sum(self.ledger.blocks_for(request.prefill_tokens) for request in coming)
         free = self.ledger.free
         assert held + free == self.ledger.total, f"{held} blocks held and {free} free of {self.ledger.total}"
         pending = sum(

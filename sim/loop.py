@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.api import SLO, Outcome, Policy, RequestProgress, Role, Step
+from policies.api import SLO, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.checked_policy import CheckedPolicy
 from sim.collector import collector_paused
+from sim.handover import Handover
 from sim.instance import Instance, PolicyError
 from sim.launch import Coaster, Completion, Executor, KVHolder, Launch
 from sim.ledger import BlockLedger
@@ -70,6 +71,7 @@ class ServingLoop:
         self._front = [i for i in self._instances if i.role != "decode"]
         self._back = [i for i in self._instances if i.role == "decode"]
         self._changed: dict[int, None] = {}
+        self._handover = Handover(self._instances, route=lambda r: self._route(r, self._back), touch=self._touch)
 
     def _build(self, index: int, role: Role) -> Instance:
         ledger = BlockLedger(self._limits.total_blocks, self._limits.block_tokens)
@@ -139,7 +141,7 @@ class ServingLoop:
                 self._coast(coaster, launch, limit)
 
     @property
-    def requests(self) -> Sequence[RequestProgress]:
+    def requests(self) -> Sequence[RequestState]:
         """Those that have arrived so far, in that order."""
         return self._requests
 
@@ -150,8 +152,10 @@ class ServingLoop:
     def check(self) -> None:
         """Raises AssertionError unless every KV block is accounted for, on every instance."""
         for instance in self._instances:
-            away = [r for back in self._back for r in (*back.incoming.values(), *back.arriving.values())]
-            instance.check([request for request in away if request.instance == instance.index])
+            instance.check(self._handover.check(instance))
+
+    def _touch(self, instance: Instance) -> None:
+        self._changed[instance.index] = None
 
     def _arrive(self) -> None:
         request = self._arrivals.pop()
@@ -208,10 +212,12 @@ class ServingLoop:
         now = self._clock.now_s
         source, beside, beside_sms = None, None, 0
         if step.transfer is not None:
-            work, source = instance.begin_transfer(step.transfer)
+            work, source = instance.begin_transfer(step.transfer, step.layers)
             predicted = self._latency.estimate(work, 1)
         else:
             work = instance.begin(step, lane, now)
+            if step.stream:
+                self._handover.announce(step, self._requests)
             peer = instance.peers[lane.name]
             if peer is not None and peer.busy:
                 beside, beside_sms = peer.work, peer.sms
@@ -340,26 +346,24 @@ class ServingLoop:
         request.emitted_s = end_s
         self._tally.emitted(request, end_s)
         remaining = self._answer_tokens[request.index] - request.emitted
-        if not remaining:
-            instance.give_back(request)
-            self._release(request, instance.index)
-            self._finish(instance, request)
-        elif instance.role == "prefill":
-            target = self._route(request, self._back)
-            target.offer(request)
-            self._changed[target.index] = None
-        else:
+        if remaining and instance.role == "prefill":
+            self._handover.offer(request)
+        elif remaining:
             instance.cohort.join(request, remaining)
+        else:
+            if self._handover.withdraw(request):
+                instance.give_back(request)
+                self._release(request, instance.index)
+            self._finish(instance, request)
 
     def _finish_transfer(self, instance: Instance, launch: Launch) -> None:
         assert launch.step.transfer is not None
-        request = instance.arriving.pop(launch.step.transfer.index)
-        source = self._instances[request.instance]
-        source.give_back(request)
-        self._release(request, source.index)
-        self._changed[source.index] = None
-        request.instance = instance.index
-        instance.cohort.join(request, self._answer_tokens[request.index] - request.emitted)
+        request = self._requests[launch.step.transfer.index]
+        if self._handover.land(instance, request, launch.work.layers):
+            self._release(request, request.instance)
+            if request.state != "finished":
+                request.instance = instance.index
+                instance.cohort.join(request, self._answer_tokens[request.index] - request.emitted)
 
     def _finish_decoding(self, instance: Instance, request: RequestState) -> None:
         instance.give_back(request)
@@ -374,14 +378,7 @@ class ServingLoop:
 
     def _finish(self, instance: Instance, request: RequestState) -> None:
         request.state = "finished"
-        request.blocks = 0
-        first, last = request.first_token_s, request.emitted_s
-        assert first is not None
-        assert last is not None
-        tpot_s = None if request.emitted == 1 else (last - first) / (request.emitted - 1)
-        tpot_ratio = None if tpot_s is None else tpot_s / self._slo.tpot_limit_s
-        ttft_ratio = (first - request.arrival_s) / self._slo.ttft_limit_s(request.prompt_tokens)
-        instance.outcomes.append(Outcome(ttft_ratio, tpot_ratio))
+        instance.outcomes.append(request.outcome(self._slo))
         self._finished += 1
         self._arrivals.finished(request.index, self._clock.now_s)
         if self._progress is not None and self._finished % PROGRESS_EVERY == 0:

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left, insort
 
 from policies.admission import blocks_for
-from policies.api import Chunk
+from policies.api import SLO, Chunk, Outcome
 from profiler.work import Work
 from sim.prefixcache import CachedPrefix, Chain
 
@@ -27,6 +27,7 @@ class RequestState:
         "cohort",
         "emitted",
         "emitted_s",
+        "fetched_layers",
         "first_token_s",
         "index",
         "instance",
@@ -61,6 +62,7 @@ class RequestState:
         self.scheduled_s: float | None = None
         self.itl_max_s: float | None = None
         self.preemptions = 0
+        self.fetched_layers = 0
         self.chain: Chain | None = None
         self.prefix: CachedPrefix | None = None
         self.reused_tokens = 0
@@ -87,6 +89,15 @@ class RequestState:
     @property
     def shared_blocks(self) -> int:
         return 0 if self.prefix is None else self.prefix.shared_blocks
+
+    def outcome(self, slo: SLO) -> Outcome:
+        """How it did, once it has finished."""
+        first, last = self.first_token_s, self.emitted_s
+        assert first is not None
+        assert last is not None
+        tpot_s = None if self.emitted == 1 else (last - first) / (self.emitted - 1)
+        tpot_ratio = None if tpot_s is None else tpot_s / slo.tpot_limit_s
+        return Outcome((first - self.arrival_s) / slo.ttft_limit_s(self.prompt_tokens), tpot_ratio)
 
     @property
     def cache_blocks(self) -> int:

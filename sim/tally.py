@@ -58,7 +58,7 @@ class Tally:
             new += chunk_new
             cached += chunk_cached
         if step.lane == LINK:
-            sms = layers = 0
+            sms, layers = 0, work.layers or 0
         else:
             sms = step.sms
             layers = self._model_layers if work.layers is None else work.layers
