@@ -16,6 +16,7 @@ from policies.api import (
     Step,
     TrueView,
     View,
+    simulated_only,
 )
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
@@ -70,4 +71,5 @@ __all__ = [
     "View",
     "VllmChunked",
     "load",
+    "simulated_only",
 ]

@@ -63,4 +63,5 @@ def test_tokens_are_those_of_transformers(twin: Twin, label: str, monkeypatch: p
     lanes.close()
     assert dict(executor.tokens) == expected
     assert set(result.records.state.tolist()) == {0}
-    assert runtime.replayed > 0
+    # Graphs are those of an instance's last lane; DuetServe decodes on the first where it does not split.
+    assert runtime.replayed > 0 or label == "duetserve"

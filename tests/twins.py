@@ -35,8 +35,15 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "disaggregation, 2P2D": ("disaggregation", {"prefill_instances": 2, "decode_instances": 2}),
     "static-split": ("static-split", {"layers_per_step": 2}),
     "static-split, lent": ("static-split", {"decode_sms": 2, "lend": True}),
+    "prefill-first": ("prefill-first", {"batch_tokens": 48, "chunked": True}),
+    "vllm-chunked": ("vllm-chunked", {"budget_tokens": 24, "max_resident": 12, "long_prefill_tokens": 16}),
+    "sglang-chunked": ("sglang-chunked", {"budget_tokens": 24, "max_new_tokens": 20}),
+    "uncapped-streams": ("uncapped-streams", {"batch_tokens": 64}),
+    "semi-pd": ("semi-pd", {"batch_tokens": 64}),
+    "nexus": ("nexus", {"batch_tokens": 64}),
+    "duetserve": ("duetserve", {"budget_tokens": 24}),
 }
-"""Every built-in policy, cut into small launches, by a label."""
+"""Every built-in policy that a device can serve, cut into small launches, by a label."""
 
 
 @dataclass(frozen=True)
