@@ -15,7 +15,7 @@ from typing import TextIO
 
 import typer
 
-from cli import catalogue, demo, fit, plot, policies, profile, profiles, simulate, sweep, traces, validate
+from cli import capacity, catalogue, demo, fit, plot, policies, profile, profiles, simulate, sweep, traces, validate
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -32,6 +32,7 @@ app.command("demo")(demo.demo)
 app.add_typer(traces.app, name="traces")
 app.command("simulate")(simulate.simulate)
 app.command("sweep")(sweep.sweep)
+app.command("capacity")(capacity.capacity)
 app.command("plot")(plot.plot)
 app.command("profile")(profile.profile)
 app.add_typer(profiles.app, name="profiles")

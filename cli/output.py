@@ -70,6 +70,23 @@ def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
 
 
 @contextmanager
+def searching(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Gives a function to be told what a search of unknown length has just tried.
+
+    On a terminal the latest stands on one line that goes away at the end; where stderr is a pipe each has its own.
+    """
+    if quiet:
+        yield lambda text: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("searching") as status:
+            yield status.update
+    else:
+        yield note
+
+
+@contextmanager
 def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -1,0 +1,248 @@
+"""``bulletsim capacity``: how much traffic a set-up can take within its SLO, found by search and not by a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import run_options as options
+
+if TYPE_CHECKING:
+    from sim.capacity import Capacity, Point, Question, Search
+    from sim.config import RunConfig
+    from sim.sizing import Best, Fewest
+
+
+class Find(StrEnum):
+    """What is looked for."""
+
+    rate = "rate"
+    gpus = "gpus"
+    xy = "xy"
+    shares = "split"
+
+
+FIND = "rate: the highest; gpus: the fewest at --rate; xy: the best xPyD; split: the best SM split."
+RATE = "Where the search for a rate begins; with --find gpus, the requests/s in all to serve."
+SEEDS = "The most runs at a rate, each with other traffic; the first is --seed."
+WARMUP = "Share of the span of arrivals, at its start, whose requests are not judged."
+DRAIN = "Share of the span of arrivals, at its end, whose requests are not judged."
+
+
+def capacity(  # its length is that of the command: a line an option
+    context: typer.Context,
+    trace: options.Trace = None,
+    policy: options.Policy = None,
+    set_: options.Settings = None,
+    model: options.Model = None,
+    device: options.Device = None,
+    arrivals: options.Arrivals = None,
+    rate: Annotated[float | None, typer.Option(help=RATE)] = None,
+    requests: options.Requests = None,
+    instances: options.Instances = None,
+    instance_sms: options.InstanceSms = None,
+    tensor_parallel: options.TensorParallel = None,
+    slo_ttft: options.SloTtft = None,
+    slo_ttft_per_token: options.SloTtftPerToken = None,
+    slo_ttft_floor: options.SloTtftFloor = None,
+    slo_tpot: options.SloTpot = None,
+    seed: options.Seed = None,
+    latency: options.Latency = None,
+    config: options.Stored = None,
+    find: Annotated[Find, typer.Option(help=FIND)] = Find.rate,
+    target: Annotated[float, typer.Option(help="Share of judged requests that meet the SLO.")] = 0.9,
+    confidence: Annotated[float, typer.Option(help="Of what is said to be kept or missed.")] = 0.95,
+    tolerance: Annotated[float, typer.Option(help="Of the rate, as a share of it.")] = 0.02,
+    seeds: Annotated[int, typer.Option(help=SEEDS)] = 5,
+    warmup: Annotated[float, typer.Option(help=WARMUP)] = 0.1,
+    drain: Annotated[float, typer.Option(help=DRAIN)] = 0.1,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
+) -> None:
+    """Search for the highest rate, or the smallest or best set-up, that keeps the SLO."""
+    from dataclasses import asdict
+
+    from cli.output import print_json, searching
+    from sim.capacity import Question, Search
+
+    question = Question(
+        target=target, confidence=confidence, tolerance=tolerance, seeds=seeds, warmup=warmup, drain=drain
+    )
+    settings = {name: value for name, value in context.params.items() if name not in ("warmup", "drain")}
+    run = options.run_settings(_with_policy(options.given(settings), find), config, command="capacity", quiet=quiet)
+    with searching(quiet=quiet or json) as tell:
+        search = Search(question=question, tell=tell)
+        document, text = _FINDERS[find](search, run)
+    tested = search.tested
+    if json:
+        took = {"simulations": tested.simulations, "stopped_early": tested.stopped, "judged_requests": tested.requests}
+        print_json({"find": str(find), "question": asdict(question), **document, **took})
+        return
+    print(f"{_head(run)}\n{_condition(run, question)}\n\n{text}\n")
+    print(f"{tested.simulations} simulations, {tested.stopped} of them stopped early")
+
+
+def _with_policy(given: dict[str, Any], find: Find) -> dict[str, Any]:
+    """The policy that ``find`` is about, where none was named."""
+    named = {Find.xy: "disaggregation", Find.shares: "static-split"}.get(find)
+    policy = given.setdefault("policy", {})
+    if named and policy.setdefault("name", named) != named:
+        raise ValueError(f"--find {find} is about the policy {named}, not {policy['name']}; leave --policy out")
+    if find is Find.gpus and "rate" not in given:
+        raise ValueError("--find gpus needs the --rate that they are to serve")
+    if find is Find.xy and "instances" in given:
+        policy["settings"] = {"prefill_instances": 1, "decode_instances": given["instances"] - 1} | policy.get(
+            "settings", {}
+        )
+    return given
+
+
+def _find_rate(search: Search, run: RunConfig) -> tuple[dict[str, Any], str]:
+    found = search.capacity(run)
+    return {"capacity": _capacity_document(found, run.gpus)}, _capacity_text(found, run.gpus, search.question)
+
+
+def _find_gpus(search: Search, run: RunConfig) -> tuple[dict[str, Any], str]:
+    from sim.sizing import fewest_instances
+
+    found = fewest_instances(search, run)
+    gpus = found.instances * run.tensor_parallel
+    document = {
+        "gpus": gpus,
+        "instances": found.instances,
+        "decision": found.point.decision,
+        "attainment": found.point.mean,
+        "attainment_with_one_fewer": found.below and found.below.mean,
+    }
+    return document, _fewest_text(found, gpus, run, search.question)
+
+
+def _find_best(search: Search, run: RunConfig, row: Callable[[RunConfig], Any]) -> tuple[dict[str, Any], str]:
+    from sim.sizing import best_setting
+
+    found = best_setting(search, row(run))
+    gpus = found.config.gpus
+    document = {
+        "best": found.name,
+        "settings": found.config.policy.settings,
+        "capacity": _capacity_document(found.capacity, gpus),
+        "neighbours_at_its_rate": {name: _point_document(point) for name, point in found.neighbours.items()},
+        "kept_by_one_seed": found.tried,
+    }
+    return document, _best_text(found, gpus, search.question)
+
+
+def _find_xy(search: Search, run: RunConfig) -> tuple[dict[str, Any], str]:
+    from sim.sizing import xy_row
+
+    return _find_best(search, run, xy_row)
+
+
+def _find_split(search: Search, run: RunConfig) -> tuple[dict[str, Any], str]:
+    from sim.sizing import split_row
+
+    return _find_best(search, run, split_row)
+
+
+_FINDERS: Mapping[Find, Callable[[Search, RunConfig], tuple[dict[str, Any], str]]] = {
+    Find.rate: _find_rate,
+    Find.gpus: _find_gpus,
+    Find.xy: _find_xy,
+    Find.shares: _find_split,
+}
+
+
+def _head(run: RunConfig) -> str:
+    from sim.plots.series import workload_name
+
+    return f"{run.policy.name}, {run.model} on {run.device}, {workload_name(run.trace)}"
+
+
+def _condition(run: RunConfig, question: Question) -> str:
+    from sim.plots.series import slo_text
+
+    slo = slo_text({f"slo_{name}": value for name, value in run.slo.model_dump().items()})
+    return (
+        f"SLO: {slo}, met by {question.target:.4g} of requests\n"
+        f"judged: arrivals after the first {question.warmup:.0%} of their span and before the last {question.drain:.0%}"
+    )
+
+
+def _capacity_text(found: Capacity, gpus: int, question: Question) -> str:
+    from cli.output import number, table
+
+    if not 0 < found.rate < float("inf"):
+        return "capacity: " + ("none, however low the rate" if found.rate == 0 else "no limit; serve more requests")
+    sure = f"{question.confidence:.0%} confidence"
+    lines = [
+        ["capacity", number(found.rate), number(found.rate / gpus)],
+        [f"kept with {sure}", number(found.kept), number(found.kept and found.kept / gpus)],
+        [f"missed with {sure}", number(found.missed), number(found.missed and found.missed / gpus)],
+    ]
+    tried = [[number(point.rate), *_point_cells(point, question)] for point in found.points]
+    return "\n\n".join(
+        (
+            table(["highest rate", "requests/s", "per GPU"], lines),
+            table(["requests/s", "SLO met (%)", "seeds", "the SLO is"], tried),
+        )
+    )
+
+
+def _point_cells(point: Point, question: Question) -> list[str]:
+    return [_met(point, question), str(len(point.attainments)), point.decision]
+
+
+def _met(point: Point, question: Question) -> str:
+    """The mean attainment in %; at most that where a run was stopped early."""
+    from cli.output import number
+
+    return ("<= " if min(point.attainments) <= question.floor else "") + number(point.mean, 100)
+
+
+def _fewest_text(found: Fewest, gpus: int, run: RunConfig, question: Question) -> str:
+    sure = f"with {question.confidence:.0%} confidence"
+    lines = [
+        f"{gpus} GPUs ({found.instances} instances of {run.tensor_parallel}) for {run.rate:g} requests/s: "
+        f"{_met(found.point, question)} % meet the SLO, {found.point.decision} {sure}"
+    ]
+    if found.below is not None:
+        lines.append(f"one instance fewer: {_met(found.below, question)} %, {found.below.decision} {sure}")
+    return "\n".join(lines)
+
+
+def _best_text(found: Best, gpus: int, question: Question) -> str:
+    from cli.output import number, table
+
+    beside = [[name, *_point_cells(point, question)] for name, point in found.neighbours.items()]
+    tried = [[name, number(rate)] for name, rate in found.tried.items()]
+    parts = [
+        f"best: {found.name}",
+        _capacity_text(found.capacity, gpus, question),
+        table(["neighbours at that rate", "SLO met (%)", "seeds", "the SLO is"], beside) if beside else "",
+        table(["one seed", "keeps requests/s"], tried),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _point_document(point: Point) -> dict[str, Any]:
+    return {
+        "rate": point.rate,
+        "attainment": point.mean,
+        "attainments": list(point.attainments),
+        "decision": point.decision,
+    }
+
+
+def _capacity_document(found: Capacity, gpus: int) -> dict[str, Any]:
+    endless = found.rate == float("inf")
+    return {
+        "rate": None if endless else found.rate,
+        "rate_per_gpu": None if endless else found.rate / gpus,
+        "endless": endless,
+        "kept": found.kept,
+        "missed": found.missed,
+        "points": [_point_document(point) for point in found.points],
+    }
