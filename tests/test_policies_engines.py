@@ -145,15 +145,26 @@ def left_tokens(decoded: int, *, asked: int, capacity: int) -> float:
 
 
 def test_the_least_generated_give_way_until_the_rest_have_room():
-    """Ten blocks of 4. A, B and C (8 tokens each) begin at 0, 0.09 and 0.3 and fill nine, then ten of them.
+    """Ten blocks of 4. A, B and C (8 tokens, 9 out each) come at 0, 0.06 and 0.2 and hold them all by 0.74.
 
-    The next block is not there: C, with the fewest tokens, goes, which leaves 20 of 40 tokens for two; then B, too.
+    0.00-0.08 A   0.08-0.26 A, B   0.26-0.44 A, B, C   0.44-0.54-0.64-0.74 all decode, the last with no block to spare
+    0.74-0.84     A needs a fifth: C, with 4 tokens, gives its 3 back, which leaves less than 20 tokens for each of two,
+                  so B goes as well
+    0.84-1.07     B (8 + 5 tokens) again beside A; C (8 + 4) does not fit until A has ended
     """
-    rows = [(0.0, 8, 20), (0.09, 8, 20), (0.3, 8, 20)]
+    rows = [(0.0, 8, 9), (0.06, 8, 9), (0.2, 8, 9)]
     result = serve(SglangChunked(max_new_tokens=1, budget_tokens=64), rows, blocks=10, block_tokens=4)
-    assert result.records.preemptions.tolist()[0] == 0
-    assert result.records.preemptions.tolist()[2] >= 1
-    assert result.records.generated_tokens.tolist() == [20, 20, 20]
+    assert steps(result)[:8] == [
+        (0.0, 0.08, 8, 0),
+        (0.08, 0.26, 8, 1),
+        (0.26, 0.44, 8, 2),
+        (0.44, 0.54, 0, 3),
+        (0.54, 0.64, 0, 3),
+        (0.64, 0.74, 0, 3),
+        (0.74, 0.84, 0, 1),
+        (0.84, 1.07, 13, 1),
+    ]
+    assert result.records.preemptions.tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize(
