@@ -21,7 +21,7 @@ FORMS = (
     "constant:RATE",
     "spread[:BIN_SECONDS]",
     "closed:USERS[,think=SECONDS][,thinking=constant]",
-    "sessions[:RATE][,think=SECONDS][,thinking=constant]",
+    "sessions[:[RATE,][think=SECONDS,][thinking=constant]]",
 )
 """What :func:`parse_arrivals` takes; RATE in requests/s."""
 
