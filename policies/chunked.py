@@ -1,9 +1,9 @@
 """Chunked prefill: prompts cut to fit a token budget and run in lock-step with every decode.
 
 Sarathi-Serve (OSDI 2024); vllm_chunked.py and sglang_chunked.py are what two engines make of it. Each iteration takes
-one token of every decoding request and fills the rest of ``budget_tokens`` with prompt tokens, first come, first served.
-A prompt of sl tokens beside ds decodes takes ceil(sl / (budget - ds)) iterations, each of which reads the KV of those
-before it again (Bullet paper, section 2).
+one token of every decoding request and fills the rest of ``budget_tokens`` with prompt tokens, first come, first
+served. A prompt of sl tokens beside ds decodes takes ceil(sl / (budget - ds)) iterations, each of which reads the KV of
+those before it again (Bullet paper, section 2).
 """
 
 from __future__ import annotations
