@@ -230,8 +230,8 @@ class _Points:
                 return (point, further) if up else (further, point)
             point, step = further, min(step**2, 2.0)
         raise ValueError(
-            f"one seed is near its limit at {rate:g} requests/s, and the mean of {self._search.question.seeds} at no rate:"
-            " seeds differ too much; serve more requests"
+            f"one seed is near its limit at {rate:g} requests/s and the mean of all at no rate: seeds differ too much;"
+            " serve more requests"
         )
 
     def refine(self) -> None:

@@ -20,7 +20,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 Backend = Literal["local", "dask", "ray"]
-DEATHS_TOGETHER = 2
+DEATHS_TOGETHER = 1
 """How often processes may die before tasks run one at a time."""
 
 
@@ -30,11 +30,13 @@ class Fanout:
 
     jobs: local processes; 1 runs everything in this one. A cluster has as many as it has.
     address: of a Dask scheduler (tcp://host:8786) or a Ray head (host:6379); for Ray None is the cluster around.
+    patience_s: how long to wait for a Dask scheduler to answer.
     """
 
     backend: Backend = "local"
     jobs: int = 1
     address: str | None = None
+    patience_s: float = 10.0
 
     def __post_init__(self) -> None:
         if self.backend == "dask" and self.address is None:
@@ -57,7 +59,7 @@ def fan_out(
     if fanout.backend == "ray":
         yield from _ray(work, tasks, fanout.address)
     elif fanout.backend == "dask":
-        with _dask_client(str(fanout.address)) as client:
+        with _dask_client(str(fanout.address), fanout.patience_s) as client:
             killed = client.killed
             yield from _until_done(work, tasks, lambda some: _parallel(some, backend="dask", client=client.it), killed)
     elif fanout.jobs == 1 or len(tasks) < 2:
@@ -159,10 +161,10 @@ class _DaskClient:
 
 
 @contextmanager
-def _dask_client(address: str) -> Iterator[_DaskClient]:
+def _dask_client(address: str, patience_s: float) -> Iterator[_DaskClient]:
     distributed = _extra("distributed", "dask")
     try:
-        client = distributed.Client(address, timeout=10, set_as_default=False)
+        client = distributed.Client(address, timeout=patience_s, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"no Dask scheduler answers at {address}: {' '.join(str(error).split())}") from None
     with client:
@@ -181,7 +183,7 @@ def _ray(
             ray.init(address=address or "auto", log_to_driver=False)
         except (ConnectionError, ValueError) as error:
             raise ValueError(f"no Ray cluster at {address or 'auto'}: {' '.join(str(error).split())}") from None
-    remote = ray.remote(num_cpus=1, max_retries=DEATHS_TOGETHER)(_numbered)
+    remote = ray.remote(num_cpus=1, max_retries=3)(_numbered)
     shared = ray.put(work)
     left = {remote.remote(number, shared, task): number for number, task in enumerate(tasks)}
     while left:
