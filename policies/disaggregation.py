@@ -24,9 +24,9 @@ class Disaggregation:
     batch_tokens: prompts are batched up to this many tokens; a longer one runs alone (DistServe, section 4.3: beyond
         the length that saturates the device, batching only delays).
     max_resident: requests that a decode instance may hold.
-    layerwise: whether KV leaves layer by layer while later layers are computed (Splitwise, section 4.3; Mooncake,
-        section 5.2). With a transfer of T seconds that begins with a prefill of P seconds, T / layers of it are left at
-        the prefill's end, or T - P if that is more. Blocks for it are taken on the decode instance as it begins.
+    layerwise: whether KV leaves layer by layer while later layers are computed (Splitwise; Mooncake's layer-wise
+        prefill). With a transfer of T seconds that begins with a prefill of P seconds, T / layers of it are left at the
+        prefill's end, or T - P if that is more. Blocks for it are taken on the decode instance as it begins.
     """
 
     name: ClassVar[str] = "disaggregation"
