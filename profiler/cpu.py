@@ -41,6 +41,7 @@ def cpu_device(
         sm_granularity=1,
         contention_ceiling=0.13,
         tiled=False,
+        in_step=True,
         sources=_sources(flops, bytes_per_s, bandwidth_knee_cores),
     )
 

@@ -95,7 +95,8 @@ class KernelSumModel:
         is 0 until measured (paper, section 3.2), as is what all kernels lose to any co-runner. Transfers are not
         slowed, and slow nobody.
         Where ``sms`` and ``beside_sms`` exceed the device together, the two take turns on the SMs they share, as if
-        each had floor(its SMs * N / sum) of its own, at least one.
+        each had floor(its SMs * N / sum) of its own, at least one; on a device whose SMs work in step, both take twice
+        as long.
         """
         prefill, requests, context, layers, _, transferred, overlap = work
         if beside is None and layers is None and overlap is None and not prefill and not transferred:
@@ -113,6 +114,8 @@ class KernelSumModel:
             raise self._bad_sms("sms", sms)
         if beside is None or beside.kv_transfer_tokens:
             seconds, _, source = self._table.launch(work, sms)
+        elif self.device.in_step and sms + beside_sms > self.device.sms:
+            return self._in_turns(work, sms, beside_sms)
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
         if self._costs is not None:
@@ -186,9 +189,12 @@ class KernelSumModel:
 
     def device_seconds(self, work: Work, sms: int) -> float:
         """Time of a launch alone on ``sms`` SMs of each device, without what the host adds."""
-        estimate = self.estimate(work, sms).seconds - self.launch_overhead_s
-        estimate -= self.prefill_overhead_s if work.prefill else 0.0
-        return estimate - self.pass_overhead_s if work.head or work.layers is None else estimate
+        return self.estimate(work, sms).seconds - self.host_seconds(work)
+
+    def host_seconds(self, work: Work) -> float:
+        """What the host adds to a launch."""
+        seconds = self.launch_overhead_s + (self.prefill_overhead_s if work.prefill else 0.0)
+        return seconds + (self.pass_overhead_s if work.head or work.layers is None else 0.0)
 
     def dram_share(self, work: Work, sms: int) -> float:
         """Share of the DRAM's peak, the whole device's, that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
@@ -207,9 +213,8 @@ class KernelSumModel:
         return dram_seconds / seconds
 
     def _contended(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
+        self._check_beside(beside_sms)
         total = self.device.sms
-        if not 0 < beside_sms <= total:
-            raise self._bad_sms("beside_sms", beside_sms)
         both = sms + beside_sms
         if both > total:
             sms = sms * total // both or 1
@@ -220,6 +225,17 @@ class KernelSumModel:
         if not ceiling:
             return seconds, source
         return seconds + ceiling * self.dram_share(beside, beside_sms) * dram_seconds, source
+
+    def _in_turns(self, work: Work, sms: int, beside_sms: int) -> Estimate:
+        """Beside a launch on some of the same SMs, each in step: common SMs give each half of their time, and the other
+        SMs of either launch wait for those."""
+        self._check_beside(beside_sms)
+        seconds, source = self.estimate(work, sms)
+        return Estimate(2 * seconds - self.host_seconds(work), source)
+
+    def _check_beside(self, sms: int) -> None:
+        if not 0 < sms <= self.device.sms:
+            raise self._bad_sms("beside_sms", sms)
 
     def _transfer_s(self, work: Work) -> float:
         if work.kv_transfer_tokens < 0 or work.prefill or work.decode_requests:

@@ -68,6 +68,7 @@ class DevicePart(Part):
     sm_granularity: Sms
     contention_ceiling: Loss
     tiled: bool = True
+    in_step: bool = False
     sources: dict[str, str]
 
 

@@ -28,6 +28,8 @@ class DeviceSpec:
     sm_granularity: the step in which SM shares are granted.
     contention_ceiling: by how much a saturating co-runner slows DRAM-bound work (0.2: 20 %).
     tiled: whether a product runs in thread blocks of whole tiles, wave by wave. Libraries spread a CPU's rows evenly.
+    in_step: whether all SMs of a launch wait for the slowest after each kernel, as the threads of a CPU's team do. Else
+        blocks go to the SMs that are free.
     sources: (field, where its number comes from); "assumed" where nobody publishes it.
     """
 
@@ -44,6 +46,7 @@ class DeviceSpec:
     sm_granularity: int
     contention_ceiling: float
     tiled: bool = True
+    in_step: bool = False
     sources: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

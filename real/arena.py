@@ -1,7 +1,8 @@
 """Memory that processes share: tensors in one anonymous file, which the kernel frees with its last process.
 
-However a process ends, nothing stays behind: the file has no name. Pages are taken when they are first written. A
-process that is handed an arena settles on its cores before torch is loaded, so torch is imported in functions here.
+However a process ends, nothing stays behind: the file has no name. Pages are taken when they are first written, or when
+another process is handed the region. That one settles on its cores before torch is loaded, so torch is imported in
+functions here.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ ALIGNMENT = 64
 
 
 class Arena:
-    """A region of ``size`` bytes. Give it to a process among its arguments, and it has the same memory there."""
+    """A region of ``size`` bytes. Give it to a process among its arguments, and it has the same memory there.
 
-    def __init__(self, size: int, descriptor: int | None = None) -> None:
+    present: whether this process maps every page at once, so that none is missing when it is first used.
+    """
+
+    def __init__(self, size: int, descriptor: int | None = None, *, present: bool = False) -> None:
         self.size = size
         if descriptor is None:
             descriptor = os.memfd_create("bulletsim")
             os.truncate(descriptor, size)
         self._descriptor = descriptor
-        self._map = mmap.mmap(descriptor, size)
+        self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0))
         self._used = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,7 +90,9 @@ def footprint(size: int) -> int:
 
 
 def _opened(size: int, descriptor: Any) -> Arena:
-    return Arena(size, descriptor.detach())
+    # A page that a lane meets for the first time costs microseconds in the middle of a launch, and each request's KV
+    # lies on pages that no launch of this process has met.
+    return Arena(size, descriptor.detach(), present=True)
 
 
 class _Packer(pickle.Pickler):

@@ -133,16 +133,17 @@ class Validation:
             for repeat, rate, who in product(range(1, self.plan.repeats + 1), self.rates, everyone)
             if not finished(self.layout.cell(who.label, rate) / f"real-{repeat}")
         ]
-        host: dict[str, OutsideTime] = {}
+        host: dict[tuple[int, str], OutsideTime] = {}
         for number, (repeat, rate, who) in enumerate(todo, start=1):
             lanes = machine.lanes(who)
-            if who.label not in host:
-                host[who.label] = self._host(who, setting, machine)
-            prepared = prepare(setting.config(who, rate, host[who.label]))
+            if (repeat, who.label) not in host:
+                host[repeat, who.label] = self._host(who, setting, machine)
+            outside = host[repeat, who.label]
+            prepared = prepare(setting.config(who, rate, outside))
             before = _pace(found, lanes, who, prepared.latency.model.layers)
             facts = {
                 "device": lanes.settings,
-                "host_s": host[who.label].document(),
+                "host_s": outside.document(),
                 "pace": None if before is None else before.document(),
                 "temperature": self.plan.temperature,
             }
@@ -163,8 +164,8 @@ class Validation:
                 note(run, {"pace": Pace(before.probes + after.probes).document()})
 
     def _host(self, who: Contestant, setting: Setting, machine: Machine) -> OutsideTime:
-        """What the host adds to a launch, from serving the first requests."""
-        config = setting.config(who, self.rates[0], OutsideTime())
+        """What the host adds to a launch, from serving the first requests at the highest rate: over soonest."""
+        config = setting.config(who, max(self.rates, key=lambda rate: rate or 0.0), OutsideTime())
         few = config.model_copy(update={"requests": min(WARM_REQUESTS, len(self.trace))})
         heat = self.plan.temperature
         served = serve(prepare(few), machine.lanes(who), self.layout.warm(who.label), facts={}, temperature=heat)

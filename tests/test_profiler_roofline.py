@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import profiler
 from profiler import Efficiencies, RooflineModel, Work, roofline
+from profiler.cpu import cpu_device
 from profiler.tiles import idle_share, plan_gemm, waves
 
 MIXED_LAYERS = replace(
@@ -207,6 +208,21 @@ def test_shares_that_overlap_take_turns() -> None:
     assert model.estimate(prefill, 108, decode, 108).seconds == seconds(model, prefill, 54)
     assert model.estimate(prefill, 81, decode, 81).seconds == seconds(model, prefill, 54)
     assert model.estimate(prefill, 1, decode, 108).seconds == seconds(model, prefill, 1)
+
+
+def test_launches_in_step_that_share_a_core_take_twice_as_long() -> None:
+    """Decode on three cores of four beside prefill on two: one has half of its time for each; all wait for it."""
+    model = replace(roofline("tiny", cpu_device(4)), launch_overhead_s=0.25, pass_overhead_s=0.125)
+    decode, prefill = Work(decode_requests=4, decode_context_tokens=400), Work(prefill=((64, 0),), layers=4, head=False)
+    alone_s = seconds(model, decode, 3) - 0.375
+    assert model.estimate(decode, 3, prefill, 2).seconds == pytest.approx(2 * alone_s + 0.375)
+    alone_s = seconds(model, prefill, 2) - 0.25
+    assert model.estimate(prefill, 2, decode, 3).seconds == pytest.approx(2 * alone_s + 0.25)
+    assert model.estimate(prefill, 1, decode, 3).seconds == seconds(model, prefill, 1), "no core in common"
+    transfer = Work(kv_transfer_tokens=10)
+    assert model.estimate(decode, 4, transfer, 4).seconds == pytest.approx(seconds(model, decode, 4))
+    with pytest.raises(ValueError, match="beside_sms is 5"):
+        model.estimate(decode, 4, prefill, 5)
 
 
 def test_kv_transfer_uses_the_link_alone() -> None:

@@ -345,6 +345,20 @@ def test_tensors_in_an_arena_are_the_same_in_another_process() -> None:
     assert shared[1, 0] == 3, "memory that is shown stays"
 
 
+def test_a_process_that_is_handed_an_arena_has_all_of_its_pages() -> None:
+    """Not one of them is missing when a launch comes to it; each would cost a fault."""
+    arena = Arena(1 << 24)
+    script = (
+        "import resource; faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt; before = faults(); "
+        "pages = [arena._map[at] for at in range(0, arena.size, 4096)]; assert faults() - before < len(pages) / 10"
+    )
+    process = multiprocessing.get_context("spawn").Process(target=exec, args=(script, {"arena": arena}))
+    process.start()
+    process.join(60)
+    arena.close()
+    assert process.exitcode == 0
+
+
 def test_an_arena_lays_tensors_apart_and_copies_each_once() -> None:
     arena = Arena(4 * ALIGNMENT)
     first, second = arena.empty((3,), torch.float32), arena.empty((1,), torch.int64)
