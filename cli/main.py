@@ -15,7 +15,21 @@ from typing import TextIO
 
 import typer
 
-from cli import capacity, catalogue, demo, fit, plot, policies, profile, profiles, simulate, sweep, traces, validate
+from cli import (
+    capacity,
+    catalogue,
+    demo,
+    fit,
+    plot,
+    policies,
+    profile,
+    profiles,
+    simulate,
+    sweep,
+    traces,
+    tune,
+    validate,
+)
 
 INTERRUPTED = 130
 TERMINATED = 143
@@ -33,6 +47,7 @@ app.add_typer(traces.app, name="traces")
 app.command("simulate")(simulate.simulate)
 app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity)
+app.command("tune")(tune.tune)
 app.command("plot")(plot.plot)
 app.command("profile")(profile.profile)
 app.add_typer(profiles.app, name="profiles")

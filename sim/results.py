@@ -19,6 +19,9 @@ RESULTS = "results.parquet"
 Row = Mapping[str, Any]
 
 _STATISTICS = ("count", "mean", "p50", "p90", "p95", "p99")
+LATENCIES = tuple(f"{name.removesuffix('_s')}_{part}_s" for name in DISTRIBUTIONS for part in _STATISTICS[1:])
+"""Columns that hold seconds."""
+
 _NEEDED: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("cell", "policy", "policy_name", "trace", "model", "device"), (str,)),
     **dict.fromkeys(("rate", "gpus", "tensor_parallel", "instances", "attainment"), (int, float)),

@@ -1,0 +1,130 @@
+"""``bulletsim tune``: the settings of a policy that nothing beats, in throughput against latency within an SLO."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import run_options as options
+from cli.backends import Address, BackendOption, Jobs
+
+if TYPE_CHECKING:
+    from sim.results import Row
+    from sim.tuning import Tuner, Tuning, Varied
+
+VARY = "A policy setting: NAME=LOW:HIGH, NAME=LOW:HIGH:log, or NAME=ONE,OTHER; repeatable."
+RATES = "Requests/s in all, LOW:HIGH, between which runs are tried."
+LATENCY = "What is to be low: ttft, tpot, itl, e2e, normalised or queueing, with _mean, _p50, _p90, _p95 or _p99."
+
+
+def tune(  # its length is that of the command: a line an option
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Directory of the trials; finished ones in it are not run again.")],
+    vary: Annotated[list[str], typer.Option(help=VARY)],
+    rates: Annotated[str, typer.Option(help=RATES)],
+    trace: options.Trace = None,
+    policy: options.Policy = None,
+    set_: options.Settings = None,
+    model: options.Model = None,
+    device: options.Device = None,
+    arrivals: options.Arrivals = None,
+    requests: options.Requests = None,
+    instances: options.Instances = None,
+    instance_sms: options.InstanceSms = None,
+    tensor_parallel: options.TensorParallel = None,
+    slo_ttft: options.SloTtft = None,
+    slo_ttft_per_token: options.SloTtftPerToken = None,
+    slo_ttft_floor: options.SloTtftFloor = None,
+    slo_tpot: options.SloTpot = None,
+    seed: options.Seed = None,
+    latency: options.Latency = None,
+    config: options.Stored = None,
+    minimise: Annotated[str, typer.Option(help=LATENCY)] = "ttft_p90",
+    target: Annotated[float, typer.Option(help="Share of requests that must meet the SLO.")] = 0.9,
+    trials: Annotated[int, typer.Option(min=1, help="Runs in all.")] = 60,
+    jobs: Jobs = None,
+    backend: BackendOption = "local",
+    address: Address = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")] = False,
+) -> None:
+    """Search a policy's settings for the highest throughput at the lowest latency."""
+    from cli.backends import fanout
+    from cli.output import note, print_json, progress
+    from sim.tuning import Tuner, varied
+
+    run = options.run_settings(options.given(context.params), config, command="tune", quiet=quiet)
+    settings = [varied(text) for text in vary]
+    tuner = Tuner(base=run, settings=settings, rate=_rates(rates), latency=f"{minimise}_s", target=target)
+    _check(tuner)
+    with progress("tuning", trials, quiet=quiet or json) as tell:
+        found = tuner.run(
+            out, trials, fanout=fanout(backend, jobs, address), progress=lambda done, total: tell(done, "trials")
+        )
+    if json:
+        front = [{**_shown(tuner, row), "attainment": row["attainment"], "cell": row["cell"]} for row in found.front]
+        print_json({"trials": len(found.rows), "failed": found.failed, "front": front, "out": str(out)})
+        return
+    print(_table(tuner, found, minimise))
+    if not quiet:
+        note(f"trials in {out}")
+
+
+def _rates(text: str) -> Varied:
+    from dataclasses import replace
+
+    from sim.tuning import varied
+
+    try:
+        found = varied(f"rate={text}:log")
+    except ValueError:
+        raise ValueError(f"--rates is {text!r}; give LOW:HIGH in requests/s, such as 1:10") from None
+    return replace(found, low=float(found.low), high=float(found.high))
+
+
+def _check(tuner: Tuner) -> None:
+    from sim.metrics import has_limits
+    from sim.results import LATENCIES
+
+    if tuner.latency not in LATENCIES:
+        raise ValueError(f"--minimise is {tuner.latency.removesuffix('_s')!r}; give one such as ttft_p90 or e2e_mean")
+    if not has_limits(tuner.base.slo.value()):
+        raise ValueError("there is no SLO to keep; give a limit, such as --slo-tpot 0.1")
+
+
+def _shown(tuner: Tuner, row: Row) -> dict[str, Any]:
+    """A row's varied settings, rate and objectives."""
+    import json as codec
+
+    from sim.tuning import THROUGHPUT
+
+    settings = codec.loads(row["policy_settings"])
+    found = {one.name: settings[one.name] for one in tuner.settings}
+    return {**found, "rate": row["rate"], THROUGHPUT: row[THROUGHPUT], tuner.latency: row[tuner.latency]}
+
+
+def _table(tuner: Tuner, found: Tuning, minimise: str) -> str:
+    from cli.output import number, table
+    from sim.tuning import THROUGHPUT
+
+    failed = f", {found.failed} failed" if found.failed else ""
+    if not found.front:
+        return f"no setting tried keeps the SLO for {tuner.target:.4g} of requests ({len(found.rows)} trials{failed})"
+    rows = []
+    for row in found.front:
+        shown = _shown(tuner, row)
+        settings = [shown[one.name] for one in tuner.settings]
+        rows.append(
+            [
+                *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in settings),
+                number(shown["rate"]),
+                number(shown[THROUGHPUT]),
+                number(shown[tuner.latency], 1e3),
+                number(row["attainment"], 100),
+            ]
+        )
+    head = [*(one.name for one in tuner.settings), "rate", "requests/s per GPU", f"{minimise} (ms)", "SLO met (%)"]
+    title = f"{tuner.base.policy.name}: of {len(found.rows)} trials{failed}, those that no other beats"
+    return f"{title}\nthe SLO is kept for {tuner.target:.4g} of requests or more\n\n{table(head, rows, left=0)}"
