@@ -86,9 +86,11 @@ def _caption(panel: Panel) -> str:
     rate = _common_rate(panel)
     if not has_slo(panel):
         return f"{panel.title}\nknee: no SLO given, so there is none; other columns at {rate:g} requests/s per GPU"
+    seeds = any(curve.knee_half_width() is not None for curve in panel.curves)
+    chance = " (\N{PLUS-MINUS SIGN}: 95 % over seeds)" if seeds else ""
     return (
         f"{panel.title}\nSLO: {slo_text(panel.slo)}\n"
-        f"knee: highest requests/s per GPU with 90 % in the SLO; other columns at {rate:g}"
+        f"knee: highest requests/s per GPU with 90 % in the SLO{chance}; other columns at {rate:g}"
     )
 
 
@@ -99,7 +101,7 @@ def _rows(panel: Panel) -> list[list[str]]:
     return [
         [
             curve.label,
-            _shown(curve.knee()),
+            _shown_with_chance(curve),
             number(_at(curve, "attainment", rate), 100),
             number(_at(curve, "ttft_p90_s", rate), 1e3),
             number(_at(curve, "tpot_p90_s", rate), 1e3),
@@ -110,6 +112,14 @@ def _rows(panel: Panel) -> list[list[str]]:
 
 def _shown(knee: Knee | None) -> str:
     return "-" if knee is None else str(knee)
+
+
+def _shown_with_chance(curve: Curve) -> str:
+    """The knee, and how far it may be off by the chance of its seeds."""
+    from cli.output import number
+
+    half = curve.knee_half_width()
+    return _shown(curve.knee()) + ("" if half is None else f" \N{PLUS-MINUS SIGN} {number(half, digits=2)}")
 
 
 def _common_rate(panel: Panel) -> float:

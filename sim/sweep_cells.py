@@ -143,11 +143,11 @@ class _Assembly:
         if per_gpu is not None:
             self._settings["rate"] = _total_rate(per_gpu, self._settings, self._where)
         config = self._checked()
-        known = _names(config)
+        name = self._change.get("name")
+        known = {**_names(config), "what_if": name, "label": self._entry.shown}
         for number, text in enumerate(self._spec.only):
             if not self._worked_out(text, known, ("only", number)):
                 return None
-        name = self._change.get("name")
         label = _label(self._entry, self._point)
         return Cell(
             label=f"{label}, {name}" if name else label,

@@ -48,10 +48,15 @@ def draw_metric(
     scale: float = 1.0,
     log: bool = False,
 ) -> None:
-    """One column of every curve, times ``scale``."""
+    """One column of every curve, times ``scale``, with a band where there are several seeds."""
     for curve in panel.curves:
-        points = curve.points(column)
-        shown[curve.label].plot(axes, [x for x, _ in points], [y * scale for _, y in points], curve.label)
+        points, band = curve.points(column), curve.band(column)
+        look = shown[curve.label]
+        look.plot(axes, [x for x, _ in points], [y * scale for _, y in points], curve.label)
+        if band:
+            rates, low, high = zip(*band, strict=True)
+            bounds = [[y * scale for y in one] for one in (low, high)]
+            axes.fill_between(rates, *bounds, color=look.colour, alpha=0.15, linewidth=0)
     axes.set_ylabel(label)
     rates = [rate for curve in panel.curves for rate, _ in curve.rows]
     axes.set_xlim(0, 1.025 * max(rates))

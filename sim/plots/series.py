@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from sim.intervals import interval
 from sim.metrics import Knee, knee
 from sim.results import Row
 
@@ -15,7 +16,10 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """The rows of one policy on one workload, by ascending offered rate; seeds of one rate are averaged."""
+    """The rows of one policy on one workload, by ascending offered rate; seeds of one rate are replications.
+
+    Where there are several, points are their means, and bands and half widths Student's t intervals at 95 %.
+    """
 
     label: str
     policy: str
@@ -29,6 +33,27 @@ class Curve:
             if values:
                 found.append((rate, fmean(values)))
         return found
+
+    def band(self, column: str) -> list[tuple[float, float, float]]:
+        """(offered rate per GPU, low, high) of the mean of ``column``, at rates that have it of several seeds."""
+        found = []
+        for rate, rows in self.rows:
+            values = [row[column] for row in rows if row.get(column) is not None]
+            if len(values) > 1:
+                mean = interval(values)
+                found.append((rate, mean.low, mean.high))
+        return found
+
+    def knee_half_width(self) -> float | None:
+        """Of the interval of the mean over the knees of single seeds; None unless several seeds cross the target."""
+        by_seed: dict[object, list[Point]] = defaultdict(list)
+        for rate, rows in self.rows:
+            for row in rows:
+                if row.get("attainment") is not None:
+                    by_seed[row.get("seed")].append((rate, row["attainment"]))
+        knees = [knee(*zip(*points, strict=True)) for points in by_seed.values()]
+        rates = [found.rate for found in knees if found.kind == "crossing" and found.rate is not None]
+        return interval(rates).half_width if len(rates) == len(knees) > 1 else None
 
     def knee(self) -> Knee | None:
         """Where its attainment falls below the target; None where nothing arrived or no SLO was given."""
