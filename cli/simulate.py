@@ -62,10 +62,11 @@ def simulate(  # its length is that of the command: a line an option
 def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:
     from cli.output import note, print_json
     from sim.metrics import summarise
-    from sim.rundir import check_target, write_run
     from sim.simulate import prepare
 
     if out is not None:
+        from sim.rundir import check_target, write_run  # with Arrow, which takes a tenth of a second
+
         check_target(out, force)
     prepared = prepare(config)
     source = prepared.latency.model.source
