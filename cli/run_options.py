@@ -21,6 +21,7 @@ FIELDS = {
     "arrivals": "arrivals",
     "rate": "rate",
     "requests": "requests",
+    "slice_": "slice",
     "policy": "policy.name",
     "set_": "policy.settings",
     "model": "model",
@@ -64,6 +65,7 @@ Model = Annotated[Text, typer.Option(help="A name from bulletsim models, or a co
 Device = Annotated[Text, typer.Option(help="A name from bulletsim devices.")]
 Arrivals = Annotated[Text, typer.Option(help="How requests arrive, such as poisson:4 or closed:32.")]
 Rate = Annotated[Number, typer.Option(help=RATE)]
+Slice = Annotated[Text, typer.Option("--slice", help="Of the trace's own times, START:END in seconds.")]
 Requests = Annotated[Whole, typer.Option(help="Serve only so many, from the start.")]
 Instances = Annotated[Whole, typer.Option(help="Replicas of the model (default: as few as it takes).")]
 InstanceSms = Annotated[Whole, typer.Option(help=PART)]
@@ -125,7 +127,7 @@ def run_settings(options: dict[str, Any], stored: Path | None, *, command: str, 
     if base.version not in (None, package_version()) and not quiet:
         note(f"note: {stored} was made with version {base.version}, this is {package_version()}")
     settings = base.model_dump(exclude={"version"})
-    if {"trace", "requests", "seed"} & options.keys():
+    if {"trace", "requests", "slice", "seed"} & options.keys():
         del settings["trace_sha256"]
     for group in ("latency", "estimator"):
         if "model" in options.get(group, {}) and settings[group]:

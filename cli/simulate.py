@@ -26,6 +26,7 @@ def simulate(  # its length is that of the command: a line an option
     arrivals: options.Arrivals = None,
     rate: options.Rate = None,
     requests: options.Requests = None,
+    slice_: options.Slice = None,
     instances: options.Instances = None,
     instance_sms: options.InstanceSms = None,
     tensor_parallel: options.TensorParallel = None,

@@ -190,40 +190,22 @@ def _opened(
     shrink: int | None,
 ) -> Trace:
     """The trace asked for: cut, limited, shrunk, with its arrivals. A ServeGen folder is cut before it is generated."""
-    from traces import ReadOptions, between, first, open_trace, parse_arrivals, shrunk
+    from traces import ReadOptions, first, open_trace, parse_arrivals, shrunk
 
     spec = None if arrivals is None else parse_arrivals(arrivals)
-    start_s, end_s = _span(slice)
     generated = Path(source).is_dir()
     if scale is not None and not generated:
         raise ValueError("--scale is for ServeGen folders; use --arrivals rescale:RATE for other traces")
     options = ReadOptions(seed=seed)
     if generated:
-        options = ReadOptions(seed=seed, scale=1.0 if scale is None else scale, start_s=start_s, end_s=end_s)
+        options = ReadOptions(seed=seed, scale=1.0 if scale is None else scale)
     drawn = limit if source.startswith("workload:") else None
-    trace = open_trace(source, seed, drawn, format=format, options=options)
-    if slice is not None and not generated:
-        trace = between(trace, start_s, end_s)
+    trace = open_trace(source, seed, drawn, format=format, options=options, slice=slice)
     if limit is not None:
         trace = first(trace, limit)
     if shrink is not None:
         trace = shrunk(trace, shrink)
     return trace if spec is None else spec.apply(trace, seed)
-
-
-def _span(text: str | None) -> tuple[float, float | None]:
-    if text is None:
-        return 0.0, None
-    start, colon, end = text.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        span = float(start or 0), float(end) if end else None
-    except ValueError:
-        raise ValueError(f"--slice is {text!r}; give START:END in seconds, such as 600:1200") from None
-    if not 0 <= span[0] < (float("inf") if span[1] is None else span[1]):
-        raise ValueError(f"--slice {text} is empty; give a start of 0 or more and an end after it")
-    return span
 
 
 def _print_info(trace: Trace, statistics: Statistics) -> None:

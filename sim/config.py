@@ -115,6 +115,7 @@ class RunConfig(Settings):
     arrivals: how requests arrive, in the words of ``bulletsim traces``; None keeps the trace's own times.
     rate: requests a second over all instances; with arrivals left out, recorded times are rescaled to it
         and a trace of lengths alone gets Poisson arrivals at it.
+    slice: START:END in seconds of the trace's own times; only requests that arrive then are served, from 0 on.
     instance_sms: SMs (CPU cores) of each of its devices that an instance has, a slice or a core; None for all.
     kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
         memory that weights and KV may take together.
@@ -130,6 +131,7 @@ class RunConfig(Settings):
     arrivals: str | None = None
     rate: Annotated[float, Field(gt=0)] | None = None
     requests: Requests | None = None
+    slice: str | None = None
     policy: Annotated[PolicySettings, BeforeValidator(_named_policy)]
     model: str
     device: str

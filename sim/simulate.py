@@ -82,7 +82,7 @@ def prepare(config: RunConfig) -> Prepared:
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
     policy, latency, estimator = check_names(config)
-    trace = _as_served(open_trace(config.trace, config.seed, config.requests), config)
+    trace = _as_served(open_trace(config.trace, config.seed, config.requests, slice=config.slice), config)
     limits = _with_prefixes(_limits(config, latency), trace, config)
     digest = trace_hash(trace, prefixes=config.prefix_cache)
     arrivals = _checked_arrivals(config, trace, limits, digest)
@@ -116,9 +116,10 @@ def check_all(configs: Iterable[RunConfig]) -> None:
 
     Every trace is opened once, and what cells have in common is checked once.
     """
-    by_trace: dict[tuple[str, int, int | None], list[tuple[int, RunConfig]]] = {}
+    by_trace: dict[tuple[str, int, int | None, str | None], list[tuple[int, RunConfig]]] = {}
     for place, config in enumerate(configs):
-        by_trace.setdefault((config.trace, config.seed, config.requests), []).append((place, config))
+        source = (config.trace, config.seed, config.requests, config.slice)
+        by_trace.setdefault(source, []).append((place, config))
     limits: dict[str, Limits] = {}
     for members in by_trace.values():
         trace: Trace | None = None
@@ -131,7 +132,7 @@ def check_all(configs: Iterable[RunConfig]) -> None:
             try:
                 if build not in limits:
                     limits[build] = _limits(config, check_names(config)[1])
-                trace = trace or open_trace(config.trace, config.seed, config.requests)
+                trace = trace or open_trace(config.trace, config.seed, config.requests, slice=config.slice)
                 served = _as_served(trace, config)
                 digest = trace_hash(served, prefixes=config.prefix_cache) if config.trace_sha256 else ""
                 here = _with_prefixes(limits[build], served, config)

@@ -35,10 +35,10 @@ def estimate(simulations: Sequence[Simulation]) -> Estimate:
     sampled = dict(list(by_policy.items())[:SAMPLE_RUNS])
     paces = {name: _seconds_a_request(members) for name, members in sampled.items()}
     mean = sum(paces.values()) / len(paces) if paces else 0.0
-    lengths: dict[tuple[str, int, int | None], int] = {}
+    lengths: dict[tuple[str, int | None, str | None], int] = {}
     total = 0.0
     for config in configs:
-        source = (config.trace, 0, config.requests)
+        source = (config.trace, config.requests, config.slice)
         if source not in lengths:
             lengths[source] = config.requests or len(prepare(config).trace)
         total += lengths[source] * paces.get(config.policy.name, mean)

@@ -160,8 +160,8 @@ def test_servegen_folders_are_cut_before_they_are_generated(tmp_path: Path) -> N
         (("info", "workload:code", "--arrivals", "poison:4"), "known forms: recorded"),
         (("info", "workload:code", "--arrivals", "closed:4"), "depend on when requests finish"),
         (("info", "workload:code", "--arrivals", "recorded"), "without arrival times"),
-        (("info", "workload:code", "--slice", "5"), "--slice is '5'; give START:END"),
-        (("info", "workload:code", "--slice", "9:5"), "--slice 9:5 is empty"),
+        (("info", "workload:code", "--slice", "5"), "slice is '5'; give START:END"),
+        (("info", "workload:code", "--slice", "9:5"), "slice 9:5 is empty"),
         (("info", "workload:code", "--scale", "2"), "--scale is for ServeGen folders"),
         (("info", "workload:code", "--limit", "0"), "0 requests"),
         (
