@@ -34,7 +34,7 @@ def frontier(rows: Sequence[Row]) -> Figure:
             _draw_attainment(met, panel, shown)
         for axes in grid[-1]:
             axes.set_xlabel(X_LABEL)
-        legend_above(drawing, grid[0][0])
+        legend_above(drawing, *(row[0] for row in grid))
     return drawing
 
 

@@ -36,7 +36,7 @@ def latency(rows: Sequence[Row]) -> Figure:
             _share_y(row[0], row[1])
             _share_y(row[2], row[3])
         drawing.supxlabel(X_LABEL, fontsize=8)
-        legend_above(drawing, grid[0][0])
+        legend_above(drawing, *(row[0] for row in grid))
     return drawing
 
 

@@ -122,10 +122,11 @@ def figure(width: float, height: float, **layout: Any) -> Figure:
     return Figure(figsize=(width, height), layout="constrained", **layout)
 
 
-def legend_above(drawing: Figure, axes: Axes) -> None:
-    """The series of ``axes``, in one row above all panels: outside the data."""
-    handles, labels = axes.get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 5), handlelength=2.2)
+def legend_above(drawing: Figure, *axes: Axes) -> None:
+    """The series of all ``axes``, each once, in one row above all panels: outside the data."""
+    series = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    columns = min(len(series), 5)
+    drawing.legend(list(series.values()), list(series), loc="outside upper center", ncols=columns, handlelength=2.2)
 
 
 def save(drawing: Figure, path: Path) -> tuple[Path, ...]:
