@@ -24,6 +24,7 @@ from traces.request import Provenance, Trace
 
 FINISHED = STATES.index("finished")
 SIZE, HASHED = 4, 8
+STREAMING = Disaggregation(prefill_instances=2, decode_instances=1, layerwise=True, batch_tokens=32)
 MOONCAKE = SHARED / "traces/mooncake/conversation_trace.jsonl"
 
 
@@ -176,7 +177,7 @@ def test_what_is_found_is_the_longest_common_prefix_while_nothing_is_evicted(pro
 
 
 @settings(max_examples=80, deadline=None)
-@given(prompts, st.data(), st.sampled_from(POLICIES), st.integers(17, 60))
+@given(prompts, st.data(), st.sampled_from([*POLICIES, (STREAMING, 3)]), st.integers(17, 60))
 def test_shared_blocks_are_conserved_under_any_policy(prompts, data, policy, blocks):
     """Prompts that come in any rhythm, caches so small that requests give way: the ledger is checked at every step."""
     gaps = data.draw(st.lists(st.sampled_from([0.0, 0.05, 0.4]), min_size=len(prompts), max_size=len(prompts)))

@@ -112,6 +112,8 @@ def test_hashes_follow_what_was_said():
     assert not set(other) & set(second)
     assert hashed.answers_hashed
     assert traces.with_hashes(hashed) is hashed
+    with pytest.raises(traces.TraceError, match="hashes made from sessions are not saved"):
+        traces.save(hashed, "hashed.csv")
     with pytest.raises(traces.TraceError, match="neither block_hashes nor session_id"):
         traces.with_hashes(traces.workload("chat", 5))
 

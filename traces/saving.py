@@ -18,12 +18,17 @@ def save(trace: Trace, path: str | Path) -> None:
 
     The file appears under its name only when it is whole, and replaces one that is there. Equal traces
     give equal bytes.
-    Raises TraceError for another ending or a name that two requests have, OSError where nothing can be written.
+    Raises TraceError for another ending, a name that two requests have, or hashes that :mod:`traces.sessions` made;
+    OSError where nothing can be written.
     """
     path = Path(path)
     writers = {".csv": _write_csv, ".parquet": _write_parquet}
     if path.suffix not in writers:
         raise TraceError(f"{path}: a trace is saved as .csv or .parquet; choose one of these endings")
+    if trace.answers_hashed:
+        raise TraceError(
+            f"{trace.name}: hashes made from sessions are not saved; save the trace that they were made from"
+        )
     if not path.parent.is_dir():
         raise TraceError(f"{path.parent}: no such folder to save {path} in; make it first")
     twice = repeated(trace.request_ids or ())
