@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 def fingerprint(config: RunConfig) -> str:
     """SHA-256 over settings, version, the code of the rooms that a run goes through, and the files it reads."""
     digest = hashlib.sha256((config.digest() + code_hash()).encode())
-    for text in (config.trace, config.model, config.policy.name.rpartition(":")[0], config.latency.model or ""):
+    planned = config.estimator and config.estimator.model
+    own = config.policy.name.rpartition(":")[0]
+    for text in (config.trace, config.model, own, config.latency.model or "", planned or ""):
         path = Path(text)
         if text and path.exists():
             digest.update(_contents_hash(path).encode())

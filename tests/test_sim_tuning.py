@@ -15,7 +15,7 @@ from sim.tuning import Tuner, Varied, varied
 pytest.importorskip("optuna", reason="optuna is not installed; pip install 'bulletsim[tune]'")
 
 RUN = (
-    "tune --trace workload:code --requests 20 --policy chunked --model tiny --device A100-80G --slo-ttft 0.02"
+    "tune --trace workload:code --requests 20 --policy chunked --model tiny --device A100-80G --slo-ttft 0.2"
     " --vary budget_tokens=128:4096:log --rates 50:5000"
 )
 
@@ -27,7 +27,7 @@ def tuner(**changes: Any) -> Tuner:
         policy=PolicySettings(name="chunked"),
         model="tiny",
         device="A100-80G",
-        slo=SloSettings(ttft_s=0.02),
+        slo=SloSettings(ttft_s=0.2),
     )
     given = {"settings": [varied("budget_tokens=128:4096:log")], "rate": Varied(name="rate", low=50.0, high=5000.0)}
     return Tuner(base=base, latency="ttft_p90_s", **{**given, **changes})
@@ -64,7 +64,7 @@ def test_the_front_is_what_nothing_that_keeps_the_slo_beats() -> None:
 
 
 def test_the_same_seed_gives_the_same_trials_and_finished_ones_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     first = tuner().run(tmp_path / "a", 10)
     again = tuner().run(tmp_path / "b", 10)
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_trials_and_finished_ones_are_not_run_again
 
 
 def test_settings_that_cannot_run_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
-    some_wrong = varied("budget_tokens=128,256,-1")
+    some_wrong = varied("budget_tokens=128,-2,-1,0")
     found = tuner(settings=[some_wrong]).run(tmp_path / "out", 8)
     assert found.failed > 0
     assert 0 < len(found.rows) <= 8 - found.failed
