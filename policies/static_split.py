@@ -3,7 +3,8 @@
 MuxServe's colocation (ICML 2024) within one model: two processes under fixed SM quotas, as MPS sets them. Prefill runs
 whole prompts in order of arrival and decode whole steps, each in a loop of its own on its own SMs, whatever the other
 does. A process launches its whole forward pass; ``layers_per_step`` cuts prefill into groups of layers. With ``lend``
-the quota is a floor: a launch that begins while the other phase has nothing to run takes all SMs.
+the quota is a floor: a launch that begins while the other phase has nothing to run takes all SMs. With ``prefill_sms``
+prefill alone has a quota and decode runs on all SMs, as in the Bullet paper's figure 22.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class StaticSplit:
     """Two lanes on every instance.
 
     decode_sms: decode's share, prefill has the rest; None takes half, in whole steps of the device's granularity.
+    prefill_sms: prefill's share, with decode on all SMs; in place of ``decode_sms`` and ``lend``.
     batch_tokens: prompts are batched up to this many tokens; a longer one runs alone.
     layers_per_step: transformer layers in one prefill launch; None launches the whole model.
     lend: whether a launch with the other phase empty may have all SMs.
@@ -35,6 +37,7 @@ class StaticSplit:
     fewest_instances: ClassVar[int] = 1
 
     decode_sms: int | None = None
+    prefill_sms: int | None = None
     batch_tokens: int = 1024
     layers_per_step: int | None = None
     lend: bool = False
@@ -42,10 +45,13 @@ class StaticSplit:
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "max_resident", "decode_sms", "layers_per_step"):
+        for name in ("batch_tokens", "max_resident", "decode_sms", "prefill_sms", "layers_per_step"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"static-split: {name} is {value}; it must be 1 or more")
+        if self.prefill_sms is not None and (self.decode_sms is not None or self.lend):
+            other = "lend" if self.decode_sms is None else "decode_sms"
+            raise ValueError(f"static-split: prefill_sms leaves decode all SMs; leave out {other}")
 
     def roles(self, instances: int) -> tuple[Role, ...]:
         mixed: tuple[Role, ...] = ("mixed",)
@@ -54,22 +60,32 @@ class StaticSplit:
     def lanes(self, role: Role) -> tuple[str, ...]:
         return (PREFILL, DECODE)
 
+    @property
+    def simulated_only(self) -> str:
+        """Why no device can serve it; empty for one that can."""
+        return "" if self.prefill_sms is None else "no device runner here grants shares that overlap; set decode_sms"
+
     def decide(self, view: View) -> Decision:
         prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
-        share = self._decode_share(view)
+        for_prefill, for_decode = self._shares(view)
         relief, chunks = due(view, batch_tokens=self.batch_tokens, max_resident=self.max_resident)
         steps: tuple[Step, ...] = ()
         if relief.decodes and not decode.busy:
             alone = not prefill.busy and not chunks
-            sms = view.sms if self.lend and alone else share
+            sms = view.sms if self.lend and alone else for_decode
             again = alone and not view.waiting
             steps = (Step(DECODE, sms, (), None, True, relief.victims, None, again),)
         if chunks:
-            sms = view.sms if self.lend and not relief.decodes else view.sms - share
+            sms = view.sms if self.lend and not relief.decodes else for_prefill
             steps = (*steps, Step(PREFILL, sms, chunks, self._layers(view)))
         return Decision(steps)
 
-    def _decode_share(self, view: View) -> int:
+    def _shares(self, view: View) -> tuple[int, int]:
+        """SMs of prefill and of decode."""
+        if self.prefill_sms is not None:
+            if self.prefill_sms > view.sms:
+                raise ValueError(f"prefill_sms is {self.prefill_sms} and an instance has {view.sms} SMs; give no more")
+            return self.prefill_sms, view.sms
         share = self.decode_sms
         if share is None:
             step = min(view.latency.device.sm_granularity, view.sms // 2) or 1
@@ -77,7 +93,7 @@ class StaticSplit:
         if not 0 < share < view.sms:
             chosen = "half" if self.decode_sms is None else share
             raise ValueError(f"decode_sms is {chosen} of an instance's {view.sms} SMs; leave one or more to each phase")
-        return share
+        return view.sms - share, share
 
     def _layers(self, view: View) -> int | None:
         if self.layers_per_step is None:

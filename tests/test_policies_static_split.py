@@ -63,6 +63,26 @@ def test_lent_shares_come_back_with_the_next_launch():
     assert token_times(result) == [[0.12, 0.22, 0.32, 0.57], [0.8, 0.9]]
 
 
+def test_a_quota_of_prefill_alone_leaves_decode_all_sms():
+    """A (12 tokens, 2 out) at 0, B (30 tokens, 1 out) at 0.2: a token takes 20 ms on 5 SMs, a step 0.1 s on all.
+
+    The toy device does not let overlapping shares wait for each other; that they take turns is the latency model's.
+    """
+    result = serve(StaticSplit(prefill_sms=5), [(0.0, 12, 2), (0.2, 30, 1)], latency=LATENCY)
+    assert steps(result) == [
+        (0.0, 0.24, "prefill", 5, 4),
+        (0.24, 0.34, "decode", 10, 4),
+        (0.24, 0.84, "prefill", 5, 4),
+    ]
+    assert token_times(result) == [[0.24, 0.34], [0.84]]
+
+
+@pytest.mark.parametrize(("others", "named"), [({"lend": True}, "lend"), ({"decode_sms": 4}, "decode_sms")])
+def test_a_quota_of_prefill_alone_excludes_what_contradicts_it(others: dict[str, int], named: str):
+    with pytest.raises(ValueError, match=f"static-split: prefill_sms leaves decode all SMs; leave out {named}"):
+        StaticSplit(prefill_sms=5, **others)
+
+
 def test_prefill_by_layer_groups_when_set():
     """Three of four layers, then the last: 0.15 + 0.05 s on 6 SMs. Lent, the last group has all SMs: A has ended."""
     assert steps(serve(StaticSplit(decode_sms=4, layers_per_step=3), [(0.0, 12, 1)], latency=LATENCY)) == [
@@ -145,6 +165,7 @@ def test_half_is_rounded_to_what_the_device_grants(sms: int, granularity: int, p
     ("policy", "sms", "message"),
     [
         (StaticSplit(decode_sms=10), 10, "decode_sms is 10 of an instance's 10 SMs; leave one or more to each phase"),
+        (StaticSplit(prefill_sms=11), 10, "prefill_sms is 11 and an instance has 10 SMs; give no more"),
         (StaticSplit(), 1, "decode_sms is half of an instance's 1 SMs; leave one or more to each phase"),
     ],
 )
