@@ -63,6 +63,17 @@ def relieve(
     return Relief(tuple(victims), decodes, free - demand)
 
 
+def prompt_budget(budget_tokens: int, decodes: int, share: float) -> int:
+    """Prompt tokens of an iteration: so much of what its decodes leave of the budget."""
+    return int(share * max(0, budget_tokens - decodes))
+
+
+def check_share(policy: str, share: float) -> None:
+    """Raises ValueError for a share of the budget that is none."""
+    if not 0 < share <= 1:
+        raise ValueError(f"{policy}: prompt_share is {share}; it must be above 0 and at most 1")
+
+
 def fill(
     view: View,
     *,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.admission import fill, relieve
+from policies.admission import check_share, fill, prompt_budget, relieve
 from policies.api import Chunk, Decision, Role, Router, Step, View
 from policies.routing import LeastLoaded
 
@@ -24,6 +24,7 @@ class ChunkedPrefill:
     """One lane on all SMs of each instance.
 
     budget_tokens: tokens of one iteration, decodes included.
+    prompt_share: part of what decodes leave of the budget that prompts get; engines fill less than all of it.
     max_resident: requests that may hold KV at once (vLLM's max_num_seqs).
     """
 
@@ -33,10 +34,12 @@ class ChunkedPrefill:
     fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 1024
+    prompt_share: float = 1.0
     max_resident: int = 1024
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
+        check_share(self.name, self.prompt_share)
         if self.budget_tokens < 1 or self.max_resident < 1:
             raise ValueError(
                 f"{self.name}: budget_tokens is {self.budget_tokens} and max_resident {self.max_resident}; "
@@ -56,7 +59,7 @@ class ChunkedPrefill:
         if view.waiting or view.prefilling:
             chunks = fill(
                 view,
-                budget_tokens=self.budget_tokens - relief.decodes,
+                budget_tokens=prompt_budget(self.budget_tokens, relief.decodes, self.prompt_share),
                 free_blocks=relief.free_blocks,
                 max_resident=self.max_resident,
                 without=relief.victims,

@@ -100,12 +100,14 @@ class QueueForecast(NamedTuple):
     batch: int
 
 
-def forecast_queue(view: View, queue: Sequence[RequestProgress], sms: int, fill: float) -> QueueForecast:
+def forecast_queue(
+    view: View, queue: Sequence[RequestProgress], sms: int, fill: float, alpha: float = 1.0
+) -> QueueForecast:
     """The queue in this order. A batch takes requests until it runs at ``fill`` of the FLOP/s there are.
 
     Those are what SATURATING_TOKENS attain on these SMs. The plain ridge, FLOPs a byte of C_p / D_p, is passed at some
     180 tokens of an 8B model on an A100, which padded tiles and tail waves still hold to 0.45 of C_p; a long prompt
-    attains 0.75. FLOP/s count every limit.
+    attains 0.75. FLOP/s count every limit. Estimates are multiplied by ``alpha``, which changes no batch.
     """
     latency = view.latency
     enough = math.inf
@@ -120,19 +122,21 @@ def forecast_queue(view: View, queue: Sequence[RequestProgress], sms: int, fill:
         work = Work(prefill=shapes)
         seconds = latency.estimate(work, sms).seconds
         if position == last or latency.cost(work)[0] >= enough * seconds:
-            ahead_s += seconds
+            ahead_s += alpha * seconds
             ends_s.extend([ahead_s] * len(shapes))
             first = first or len(shapes)
             shapes = ()
     return QueueForecast(queue, ends_s, first)
 
 
-def shortest_first(view: View, queue: Sequence[RequestProgress], sms: int, fill: float) -> QueueForecast:
+def shortest_first(
+    view: View, queue: Sequence[RequestProgress], sms: int, fill: float, alpha: float = 1.0
+) -> QueueForecast:
     """The queue by ascending prefill, if everyone who would meet the TTFT SLO in queue order still does; else as it is.
 
     Less prefill is less latency on the same SMs, so sorting by tokens sorts by estimated latency.
     """
-    as_it_is = forecast_queue(view, queue, sms, fill)
+    as_it_is = forecast_queue(view, queue, sms, fill, alpha)
     by_length = sorted(queue, key=lambda request: prefill_shape(request)[0])
     if by_length == queue:
         return as_it_is
@@ -140,7 +144,7 @@ def shortest_first(view: View, queue: Sequence[RequestProgress], sms: int, fill:
     limit = {request.index: request.arrival_s + view.slo.ttft_limit_s(request.prompt_tokens) for request in queue}
     in_order = zip(queue, as_it_is.ends_s, strict=True)
     meets = {request.index for request, end_s in in_order if now + end_s <= limit[request.index]}
-    sorted_queue = forecast_queue(view, by_length, sms, fill)
+    sorted_queue = forecast_queue(view, by_length, sms, fill, alpha)
     sorted_ends = zip(by_length, sorted_queue.ends_s, strict=True)
     breaks = any(request.index in meets and now + end_s > limit[request.index] for request, end_s in sorted_ends)
     return as_it_is if breaks else sorted_queue

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from policies.api import Policy
 from policies.bullet import Bullet
+from policies.bullet_eager import BulletEager
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.duetserve import DuetServe
@@ -29,6 +30,7 @@ from policies.vllm_chunked import VllmChunked
 POLICIES: dict[str, type[Any]] = {
     "chunked": ChunkedPrefill,
     "bullet": Bullet,
+    "bullet-eager": BulletEager,
     "disaggregation": Disaggregation,
     "static-split": StaticSplit,
     "prefill-first": PrefillFirst,

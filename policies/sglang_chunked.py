@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import ClassVar
 
-from policies.admission import Relief, blocks_for, relieve
+from policies.admission import Relief, blocks_for, check_share, prompt_budget, relieve
 from policies.api import Chunk, Decision, RequestProgress, Role, Router, Step, View
 from policies.routing import LeastLoaded
 
@@ -39,6 +39,7 @@ class SglangChunked:
     """One lane on all SMs of each instance.
 
     budget_tokens: tokens of one iteration, decodes included (--chunked-prefill-size).
+    prompt_share: part of what decodes leave of the budget that prompts get; engines fill less than all of it.
     max_resident: requests that may hold KV at once (--max-running-requests).
     max_new_tokens: what requests ask for at most; more than 4096 counts as that.
     init_ratio: part of the tokens that a running request may yet generate which is set aside for it at first.
@@ -51,6 +52,7 @@ class SglangChunked:
     fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 1024
+    prompt_share: float = 1.0
     max_resident: int = 1024
     max_new_tokens: int = CLIP_NEW_TOKENS
     init_ratio: float = 0.7
@@ -58,6 +60,7 @@ class SglangChunked:
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
+        check_share(self.name, self.prompt_share)
         for name in ("budget_tokens", "max_resident", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"sglang-chunked: {name} is {getattr(self, name)}; it must be 1 or more")
@@ -89,7 +92,7 @@ class SglangChunked:
 
     def _chunks(self, view: View, relief: Relief, ratio: float) -> tuple[Chunk, ...]:
         size = view.block_tokens
-        budget, free = self.budget_tokens - relief.decodes, relief.free_blocks
+        budget, free = prompt_budget(self.budget_tokens, relief.decodes, self.prompt_share), relief.free_blocks
         chunks: list[Chunk] = []
         for request in view.prefilling.values():
             if request in relief.victims:

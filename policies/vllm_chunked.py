@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.admission import blocks_for, blocks_to_begin, relieve
+from policies.admission import blocks_for, blocks_to_begin, check_share, prompt_budget, relieve
 from policies.api import Chunk, Decision, RequestProgress, Role, Router, Step, View
 from policies.routing import LeastLoaded
 
@@ -28,6 +28,7 @@ class VllmChunked:
     """One lane on all SMs of each instance.
 
     budget_tokens: tokens of one iteration, decodes included (max_num_batched_tokens).
+    prompt_share: part of what decodes leave of the budget that prompts get; engines fill less than all of it.
     max_resident: running requests (max_num_seqs).
     long_prefill_tokens: tokens of one prompt in an iteration (long_prefill_token_threshold); None for no limit.
     whole_prompt_fits: whether KV for all of a prompt has to be free when it leaves the queue, though the blocks of its
@@ -40,12 +41,14 @@ class VllmChunked:
     fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 2048
+    prompt_share: float = 1.0
     max_resident: int = 256
     long_prefill_tokens: int | None = None
     whole_prompt_fits: bool = True
     router: Router = field(default_factory=LeastLoaded)
 
     def __post_init__(self) -> None:
+        check_share(self.name, self.prompt_share)
         for name in ("max_resident", "long_prefill_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -66,7 +69,7 @@ class VllmChunked:
     def decide(self, view: View) -> Decision:
         relief = relieve(view)
         victims = list(relief.victims)
-        budget, free = self.budget_tokens - relief.decodes, relief.free_blocks
+        budget, free = prompt_budget(self.budget_tokens, relief.decodes, self.prompt_share), relief.free_blocks
         partial = [request for request in view.prefilling.values() if request not in victims]
         chunks: list[Chunk] = []
         while len(chunks) < len(partial) and budget > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 from profiler.composition import NOTHING, LayerCosts
 from profiler.kernels import Kernel, Shard
@@ -22,6 +22,16 @@ PASS_OVERHEAD_S = 0.25e-3
 LAUNCH_OVERHEAD_S = 0.05e-3
 """Host times where nobody measured them; docs/latency.md says from what they are assumed."""
 
+HOST_TIMES = (
+    "pass_overhead_s",
+    "launch_overhead_s",
+    "prefill_overhead_s",
+    "prefill_pass_overhead_s",
+    "prefill_sequence_overhead_s",
+)
+
+Sharing = Literal["turns", "in-order"]
+
 new = tuple.__new__
 
 
@@ -34,8 +44,12 @@ class KernelSumModel:
     pass_overhead_s: host time of one pass over the model: scheduling, hand-over of sequences, sampled tokens back.
     launch_overhead_s: host time of one launch, a whole pass or a layer group: prediction, re-partition, enqueueing.
     prefill_overhead_s: more host time of a launch that prefills: its tokens go out, and a policy plans for the queue.
+    prefill_pass_overhead_s: more host time of a pass that prefills, however many launches it takes: an engine readies
+        the batch, and launches it kernel by kernel where a pass that only decodes is one graph.
+    prefill_sequence_overhead_s: of such a pass, for each sequence in it, those that decode included.
     layer_costs: what whole layers take beyond the sum of their kernels, by SM share; nothing until measured.
     reserve_tokens: the largest launch for whose activations memory is kept free.
+    sharing: what becomes of two launches that ask for the same SMs, see :meth:`estimate`.
     """
 
     model: ModelSpec
@@ -45,8 +59,11 @@ class KernelSumModel:
     pass_overhead_s: float = PASS_OVERHEAD_S
     launch_overhead_s: float = LAUNCH_OVERHEAD_S
     prefill_overhead_s: float = 0.0
+    prefill_pass_overhead_s: float = 0.0
+    prefill_sequence_overhead_s: float = 0.0
     layer_costs: LayerCosts = NOTHING
     reserve_tokens: int = 8192
+    sharing: Sharing = "turns"
     _shard: Shard = field(init=False, repr=False, compare=False)
     _table: StepTable = field(init=False, repr=False, compare=False)
     _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
@@ -54,9 +71,11 @@ class KernelSumModel:
     _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name in ("pass_overhead_s", "launch_overhead_s", "prefill_overhead_s", "reserve_tokens"):
+        for name in (*HOST_TIMES, "reserve_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.sharing not in get_args(Sharing):
+            raise ValueError(f"sharing is {self.sharing!r}; known: {', '.join(get_args(Sharing))}")
         if self.whole is not None and self.device != part(self.whole, self.device.sms):
             raise ValueError(f"device {self.device.name} is no part of whole, {self.whole.name}; give on_part(sms)")
         shard = Shard(self.model, self.whole or self.device, self.tensor_parallel)
@@ -122,10 +141,7 @@ class KernelSumModel:
             layer_s, of_prefill, of_decode = self._costs[sms]
             seconds = (of_prefill if prefill else of_decode) * seconds
             seconds += layer_s * (self.model.layers if layers is None else layers)
-        seconds += self.launch_overhead_s + (self.prefill_overhead_s if prefill else 0.0)
-        if work.head or layers is None:
-            seconds += self.pass_overhead_s
-        return Estimate(seconds, source)
+        return Estimate(seconds + self.host_seconds(work), source)
 
     def _add_pass(self, work: Work, sms: int) -> Pass:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""
@@ -193,8 +209,14 @@ class KernelSumModel:
 
     def host_seconds(self, work: Work) -> float:
         """What the host adds to a launch."""
-        seconds = self.launch_overhead_s + (self.prefill_overhead_s if work.prefill else 0.0)
-        return seconds + (self.pass_overhead_s if work.head or work.layers is None else 0.0)
+        prefill, ends_pass = work.prefill, work.head or work.layers is None
+        seconds = self.launch_overhead_s + self.pass_overhead_s if ends_pass else self.launch_overhead_s
+        if prefill:
+            seconds += self.prefill_overhead_s
+            if ends_pass:
+                sequences = len(prefill) + work.decode_requests
+                seconds += self.prefill_pass_overhead_s + self.prefill_sequence_overhead_s * sequences
+        return seconds
 
     def dram_share(self, work: Work, sms: int) -> float:
         """Share of the DRAM's peak, the whole device's, that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
@@ -216,6 +238,8 @@ class KernelSumModel:
         self._check_beside(beside_sms)
         total = self.device.sms
         both = sms + beside_sms
+        if both > total and self.sharing == "in-order":
+            return self._in_order(work, sms, beside, beside_sms)
         if both > total:
             sms = sms * total // both or 1
             beside_sms = beside_sms * total // both or 1
@@ -225,6 +249,20 @@ class KernelSumModel:
         if not ceiling:
             return seconds, source
         return seconds + ceiling * self.dram_share(beside, beside_sms) * dram_seconds, source
+
+    def _in_order(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
+        """Beside a launch on some of the same SMs, their blocks in order of launch."""
+        seconds, _, source = self._table.launch(work, sms)
+        waits = self._table.launch(beside, beside_sms)[0] * self._layers(work) / self._layers(beside)
+        own = min(sms, self.device.sms - beside_sms)
+        if own > 0:
+            apart = self._contended(work, own, beside, beside_sms)
+            if apart[0] < seconds + waits:
+                return apart
+        return seconds + waits, source
+
+    def _layers(self, work: Work) -> int:
+        return self.model.layers if work.layers is None else work.layers
 
     def _in_turns(self, work: Work, sms: int, beside_sms: int) -> Estimate:
         """Beside a launch on some of the same SMs, each in step: common SMs give each half of their time, and the other

@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from policies.api import SLO
+from profiler.kernelsum import Sharing
+from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.metrics import Window
 
 Seconds = Annotated[float, Field(gt=0)]
@@ -87,6 +89,7 @@ class LatencySettings(Settings):
     model_sha256: of that file when the run was made; checked when it is repeated.
     gemm, attention, bandwidth: of the roofline alone.
     link_bytes_per_s: to the other GPUs of the server, one direction, in place of the device's own.
+    repartition_s, handover_s: of sim.between, in virtual time.
     pace: how many times as long as measured launches take on the device: one number, or by kind of launch and SMs.
     """
 
@@ -100,9 +103,20 @@ class LatencySettings(Settings):
     pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
     launch_overhead_s: Annotated[float, Field(ge=0)] | None = None
     prefill_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    prefill_pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    prefill_sequence_overhead_s: Annotated[float, Field(ge=0)] | None = None
+    repartition_s: Annotated[float, Field(ge=0)] | None = None
+    handover_s: Annotated[float, Field(ge=0)] | None = None
     pace: Factor | PaceSettings | None = None
     reserve_tokens: Annotated[int, Field(ge=0)] | None = None
+    sharing: Sharing | None = None
     link_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
+
+    def between(self) -> BetweenSteps:
+        """The host's time between steps; the same nothing wherever neither is set."""
+        if not self.repartition_s and not self.handover_s:
+            return NOTHING_BETWEEN
+        return BetweenSteps(self.repartition_s or 0.0, self.handover_s or 0.0)
 
 
 def _named_policy(value: object) -> object:

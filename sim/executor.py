@@ -25,6 +25,8 @@ NEVER = float("inf")
 class _Flight:
     """A launch in flight: at ``rated_s`` the share ``left`` of it remained, to run at ``duration_s`` for the whole.
 
+    One that is delayed begins to run later, so ``rated_s`` may be still to come.
+
     ``peers`` are the launches that may slow each other: those on its instance's SMs, or on its source's link.
     """
 
@@ -35,7 +37,7 @@ class _Flight:
         self.peers = peers
         self.left = 1.0
         self.duration_s = 0.0
-        self.rated_s = now_s
+        self.rated_s = now_s + launch.delay_s
         self.timeout: Event | None = None
 
 
@@ -108,14 +110,16 @@ class SimExecutor:
         if duration_s == flight.duration_s:
             return
         now = self._env.now
-        flight.left -= (now - flight.rated_s) / flight.duration_s
-        flight.rated_s = now
+        if now > flight.rated_s:
+            flight.left -= (now - flight.rated_s) / flight.duration_s
+            flight.rated_s = now
         flight.duration_s = duration_s
         self._schedule(flight)
 
     def _schedule(self, flight: _Flight) -> None:
         # Rounding may leave a step that is due at this instant a hair below nothing.
-        timeout = Timeout(self._env, max(0.0, flight.left * flight.duration_s), flight)
+        delay_s = flight.rated_s - self._env.now
+        timeout = Timeout(self._env, max(0.0, delay_s + flight.left * flight.duration_s), flight)
         timeout.callbacks.append(self._on_timeout)
         flight.timeout = timeout
 

@@ -14,12 +14,13 @@ from profiler.presets import device as device_preset
 from profiler.presets import model as model_preset
 from profiler.roofline import roofline
 from profiler.specs import DeviceSpec, ModelSpec
+from sim.between import BetweenSteps
 from sim.config import LatencySettings, RunConfig
 
 ROOFLINE = "roofline"
 FITTED = "fitted"
 
-_NOT_OF_THE_MODEL = ("model", "model_sha256", "pace", "link_bytes_per_s")
+_NOT_OF_THE_MODEL = ("model", "model_sha256", "pace", "link_bytes_per_s", *BetweenSteps._fields)
 _SHARES = ("gemm", "attention", "bandwidth")
 
 
@@ -30,7 +31,7 @@ def latency_model(config: RunConfig, chosen: LatencySettings | None = None) -> K
     one named. Raises ValueError for names, files and settings that do not go together.
     """
     settings = (chosen or config.latency).model_dump(exclude_none=True)
-    source, sha256, pace, link = (settings.pop(name, None) for name in _NOT_OF_THE_MODEL)
+    source, sha256, pace, link, *_ = (settings.pop(name, None) for name in _NOT_OF_THE_MODEL)
     spec = _model(config, settings)
     shares = {name: settings.pop(name) for name in _SHARES if name in settings}
     calibration = _calibration(source, sha256, config.device)

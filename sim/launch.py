@@ -14,7 +14,7 @@ class Launch(NamedTuple):
 
     ``source`` is the instance that a KV transfer reads from, None for anything else. ``waiting`` and ``free_blocks``
     are the instance's as the step leaves. ``decoding`` are those that take a decode step in it, for a
-    :class:`KVHolder`; others are not told.
+    :class:`KVHolder`; others are not told. ``delay_s`` passes before it runs, in a virtual time that has to be told.
     """
 
     launch_id: int
@@ -30,6 +30,12 @@ class Launch(NamedTuple):
     free_blocks: int
     source: int | None = None
     decoding: tuple[RequestProgress, ...] = ()
+    delay_s: float = 0.0
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds from launch to end."""
+        return self.predicted.seconds + self.delay_s
 
 
 class Completion(NamedTuple):

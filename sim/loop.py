@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from policies.api import SLO, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from profiler.work import Work
+from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
 from sim.collector import collector_paused
 from sim.handover import Handover
@@ -45,6 +46,7 @@ class ServingLoop:
         instances: int,
         slo: SLO,
         limits: Limits,
+        between: BetweenSteps = NOTHING_BETWEEN,
         progress: Callable[[int, float], None] | None = None,
         keep_token_times: bool = False,
         check_every_step: bool = False,
@@ -56,6 +58,7 @@ class ServingLoop:
         self._executor = executor
         self._holder = executor if isinstance(executor, KVHolder) else None
         self._limits = limits
+        self._between = between
         self._progress = progress
         self._check_every_step = check_every_step
         self._clock = Clock()
@@ -210,7 +213,7 @@ class ServingLoop:
         for victim in step.preempt:
             self._preempt(instance, victim)
         now = self._clock.now_s
-        source, beside, beside_sms = None, None, 0
+        source, beside, beside_sms, delay_s = None, None, 0, 0.0
         if step.transfer is not None:
             work, source = instance.begin_transfer(step.transfer, step.layers)
             predicted = self._latency.estimate(work, 1)
@@ -221,10 +224,11 @@ class ServingLoop:
             peer = instance.peers[lane.name]
             if peer is not None and peer.busy:
                 beside, beside_sms = peer.work, peer.sms
+            delay_s = self._between.before(step, lane, peer, instance.cohort)
             predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
         lane.busy, lane.sms, lane.work = True, step.sms, work
         instance.busy_lanes += 1
-        lane.started_s, lane.predicted_s, lane.asked = now, predicted.seconds, instance.asked
+        lane.started_s, lane.predicted_s, lane.asked = now, predicted.seconds + delay_s, instance.asked
         launch = Launch(
             self._launches,
             instance.index,
@@ -239,6 +243,7 @@ class ServingLoop:
             instance.ledger.free,
             source,
             tuple(instance.cohort.members.values()) if self._holder and step.decode else (),
+            delay_s,
         )
         self._launches += 1
         self._flights[launch.launch_id] = launch
@@ -311,9 +316,8 @@ class ServingLoop:
                 self._finish_decoding(instance, request)
         if step.prefill:
             self._finish_prefill(instance, lane, launch, completion.end_s)
-        measured_s = completion.end_s - launch.start_s
-        beside = (launch.beside, launch.beside_sms)
-        instance.observed.append((step.lane, launch.work, step.sms, *beside, launch.predicted.seconds, measured_s))
+        seconds = (launch.predicted_s, completion.end_s - launch.start_s)
+        instance.observed.append((step.lane, launch.work, step.sms, launch.beside, launch.beside_sms, *seconds))
         self._tally.completed(launch, completion.end_s)
         if self._check_every_step:
             self.check()

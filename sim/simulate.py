@@ -70,6 +70,7 @@ class Prepared:
             instances=config.instances,
             slo=config.slo.value(),
             limits=self.limits,
+            between=config.latency.between(),
             progress=progress,
             keep_token_times=keep_token_times,
         )

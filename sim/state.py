@@ -202,6 +202,11 @@ class DecodeCohort:
         """Blocks that the next step needs: members whose KV ends at a block border."""
         return self._growing[(self.started + 1) % self._block_tokens]
 
+    @property
+    def joining(self) -> int:
+        """How many take their first step of this cohort in the step in flight."""
+        return len(self._fresh_in_flight)
+
     def start_step(self) -> int:
         """Begins a step of all members; their number."""
         self.started += 1

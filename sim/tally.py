@@ -62,7 +62,6 @@ class Tally:
         else:
             sms = step.sms
             layers = self._model_layers if work.layers is None else work.layers
-        predicted_s, source = launch.predicted
         row = (
             launch.start_s,
             end_s,
@@ -74,11 +73,11 @@ class Tally:
             work.decode_requests,
             work.decode_context_tokens + work.kv_transfer_tokens + new + cached,
             layers,
-            predicted_s,
+            launch.predicted_s,
             launch.waiting,
             launch.free_blocks,
         )
-        self.add(row, source)
+        self.add(row, launch.predicted.source)
 
     def add(self, row: StepRow, source: str) -> None:
         """Adds a finished step that is already a row; ``source`` is what its prediction rests on."""

@@ -14,8 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import SLO, Bullet, Chunk, Decision
-from policies.bullet import DECODE, PREFILL, State
+from policies.api import Observation
+from policies.bullet_eager import BulletEager
+from policies.bulletsplit import State
 from policies.forecast import fewest, percentile
+from policies.recalibration import UNCORRECTED, WEIGHT, Alphas
+from policies.twolanes import DECODE, PREFILL
 from profiler.constant import ConstantRateModel
 from profiler.latency import Estimate
 from profiler.work import Work
@@ -81,6 +85,7 @@ class FakeView:
     slack_s: float = 1.0
     memo: State | None = None
     outcomes: list[Any] = field(default_factory=list)
+    observed: list[Observation] = field(default_factory=list)
     free_blocks: int = 1000
     sms: int = 10
     latency: ConstantRateModel = LATENCY
@@ -104,6 +109,9 @@ def decoding(count: int = 1) -> dict[int, Held]:
     return held(
         *(Held(index=100 + i, prefilled_tokens=10, generated_tokens=1, first_token_s=0.0) for i in range(count))
     )
+
+
+EAGER = BulletEager(layers_per_step=1, pause_decode=False)
 
 
 def decide(view: FakeView, policy: Bullet | None = None) -> dict[str, tuple[int, Any]]:
@@ -187,6 +195,23 @@ def test_decode_pauses_while_a_ttft_is_in_danger_and_its_own_slack_allows_it():
     assert DECODE in decide(poor, policy)
 
 
+def test_decode_pauses_for_a_queue_too_unless_told_otherwise():
+    """Two of 100 tokens: the second follows the first's batch. A layer takes 0.25 s, a step at most 0.5 s."""
+    queue = held(Held(index=0, prompt_tokens=100), Held(index=1, prompt_tokens=100))
+    view = FakeView(slo=SLO(ttft_s=100, tpot_s=0.5), waiting=queue, decoding=decoding(), slack_s=5.0)
+    assert decide(view, Bullet(layers_per_step=1)) == {PREFILL: (10, [0])}
+    assert DECODE in decide(view, Bullet(layers_per_step=1, pause_on_queue=False))
+    view.slack_s = 0.6
+    assert DECODE in decide(view, Bullet(layers_per_step=1))
+
+
+def test_without_partition_both_have_all_sms():
+    queue = held(Held(index=0, prompt_tokens=100))
+    view = FakeView(slo=SLO(ttft_s=100, tpot_s=0.3), waiting=queue, decoding=decoding())
+    naive = Bullet(layers_per_step=1, partition=False, reorder=False, pause_decode=False)
+    assert decide(view, naive) == {DECODE: (10, "decode"), PREFILL: (10, [0])}
+
+
 def test_a_step_that_outlasts_prefill_gets_more_sms():
     """The last layer of A is about to run (0.25 SM-s a token-layer), nobody waits: decode ends about when it does."""
     request = Held(index=0, prompt_tokens=100)
@@ -207,11 +232,12 @@ def test_decode_lasts_no_longer_than_the_prefill_it_makes_room_for():
     short = FakeView(slo=slo, prefilling=held(request), decoding=decoding(), lanes=lanes, waiting=held(Held(index=1)))
     short.memo = State(10, 10, 5)
     # The queue takes 0.25 + 0.1 s on all SMs, so 3 SMs (0.33 s a step); a long one lets the step take its time.
-    assert decide(short)[DECODE] == (3, "decode")
+    assert decide(short, EAGER)[DECODE] == (3, "decode")
+    assert decide(short)[DECODE] == (1, "decode")
     long = FakeView(slo=slo, prefilling=held(request), decoding=decoding(), lanes=lanes)
     long.waiting = held(Held(index=1, prompt_tokens=2000))
     long.slack_s, long.memo = 100.0, State(10, 10, 5)
-    assert decide(long)[DECODE] == (1, "decode")
+    assert decide(long, EAGER)[DECODE] == (1, "decode")
 
 
 def test_decode_hurries_while_somebody_waits_for_kv():
@@ -221,11 +247,10 @@ def test_decode_hurries_while_somebody_waits_for_kv():
     waiting = held(Held(index=1, prompt_tokens=2000))
     view = FakeView(slo=SLO(ttft_s=1e3, tpot_s=1.0), prefilling=held(request), decoding=decoding(), lanes=lanes)
     view.waiting, view.memo = waiting, State(5, 5, 5)
-    assert decide(view)[DECODE] == (1, "decode")
+    assert decide(view, EAGER)[DECODE] == (1, "decode")
     view.free_blocks = 10
-    assert decide(view)[DECODE] == (5, "decode")
-    lazy = Bullet(layers_per_step=1, pause_decode=False, hurry_for_kv=False)
-    assert decide(view, lazy)[DECODE] == (1, "decode")
+    assert decide(view, EAGER)[DECODE] == (5, "decode")
+    assert decide(view)[DECODE] == (1, "decode")
 
 
 def test_an_unreachable_tpot_does_not_leave_prefill_a_granule():
@@ -299,6 +324,32 @@ def test_fewest_is_what_a_scan_finds(lowest: int, span: int, step: int, threshol
     candidates = range(lowest, highest + 1, step)
     expected = next((value for value in candidates if value >= threshold), None)
     assert fewest(lowest, highest, step, lambda value: value >= threshold, guess) == expected
+
+
+def observation(measured_s: float, predicted_s: float = 1.0, *, prefill: bool = False) -> Observation:
+    work = Work(prefill=((10, 0),)) if prefill else Work(decode_requests=1, decode_context_tokens=1)
+    return Observation("lane", work, 10, None, 0, predicted_s, measured_s)
+
+
+def test_alphas_count_each_finished_step_once():
+    """By hand: 1 + w (1.5 - 1), then + w (2 - that), each phase by itself."""
+    first = [observation(1.5), observation(3.0, prefill=True)]
+    once = UNCORRECTED.after(first)
+    assert once[:2] == (1 + 2 * WEIGHT, 1 + 0.5 * WEIGHT)
+    assert once.after(first) is once
+    more = [*first, observation(2.0)]
+    expected = once.decode + WEIGHT * (2.0 - once.decode)
+    assert once.after(more) == Alphas(once.prefill, expected, more[-1])
+
+
+def test_an_estimator_that_is_wrong_by_a_factor_is_corrected():
+    """Steps take twice as long as predicted: 0.3 s need 7 SMs instead of 4, once alpha is near 2."""
+    queue = held(*(Held(index=i, prompt_tokens=500) for i in range(3)))
+    view = FakeView(slo=SLO(ttft_s=100, tpot_s=0.3), waiting=queue, decoding=decoding())
+    view.observed = [observation(2.0 + i * 1e-6) for i in range(400)]
+    assert decide(view)[DECODE] == (7, "decode")
+    blind = Bullet(layers_per_step=1, pause_decode=False, recalibrate=False)
+    assert decide(view, blind)[DECODE] == (4, "decode")
 
 
 def test_percentile_is_the_nearest_rank():

@@ -76,7 +76,7 @@ def test_settings_and_routers_are_set():
         (
             "chunked",
             {"budget": 1},
-            "chunked has no setting 'budget'; known: budget_tokens, max_resident, router",
+            "chunked has no setting 'budget'; known: budget_tokens, prompt_share, max_resident, router",
         ),
         ("chunked", {"budget_tokens": "many"}, "setting budget_tokens is 'many'; it takes int"),
         ("chunked", {"budget_tokens": True}, "setting budget_tokens is True; it takes int"),

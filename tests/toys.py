@@ -16,6 +16,7 @@ from profiler.profile import Profile
 from profiler.profile import Provenance as Measured
 from profiler.specs import DeviceSpec, ModelSpec
 from sim import Completion, Launch, Limits, RunResult, ServingLoop, SimExecutor
+from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.prefixcache import HashedBlocks
 from traces.arrivals import ArrivalSource, OpenArrivals
 from traces.request import Provenance, Trace
@@ -110,6 +111,7 @@ def serve(
     plain: bool = False,
     reuse_preempted: bool = False,
     prefixes: HashedBlocks | None = None,
+    between: BetweenSteps = NOTHING_BETWEEN,
 ) -> RunResult:
     """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step.
 
@@ -133,6 +135,7 @@ def serve(
             reuse_preempted=reuse_preempted,
             prefixes=prefixes,
         ),
+        between=between,
         keep_token_times=True,
         check_every_step=check,
     ).run()

@@ -1,0 +1,141 @@
+"""Bullet's resource provisioning: the searches for a split of the SMs, Algorithm 1's three branches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from policies.api import Outcome, View
+from policies.bulletplan import PrefillPlan
+from policies.forecast import TtftForecast, fewest, percentile
+from policies.recalibration import UNCORRECTED, Alphas
+from policies.twolanes import next_decode, whole_steps
+
+USEFUL = 1.02
+"""A step this close to the shortest there is counts as the shortest."""
+
+Clock = Callable[[int], float]
+"""Seconds of the next decode step on so many SMs, with prefill's layer group on all others."""
+
+
+class State(NamedTuple):
+    """Bullet's memo: the split, and the TPOT percentile (over its limit) of the requests finished so far.
+
+    ``saturating_sms``, the fewest that draw nearly all of the bandwidth, never change.
+    """
+
+    prefill_sms: int
+    decode_sms: int
+    saturating_sms: int
+    latest: Outcome | None = None
+    past_tpot: float = 0.0
+    alphas: Alphas = UNCORRECTED
+
+
+def first_state(view: View, step: int) -> State:
+    """All SMs for both; and how many draw nine tenths of the bandwidth: decode's share without a TPOT SLO."""
+    total = view.sms
+    _, all_bytes = view.latency.ceilings(total)
+    sms = fewest(step, total - step, step, lambda n: view.latency.ceilings(n)[1] >= 0.9 * all_bytes)
+    return State(total, total, max(1, total // 2) if sms is None else sms)
+
+
+def decode_clock(view: View, plan: PrefillPlan, alpha: float) -> Clock:
+    """See :data:`Clock`; every share is estimated once."""
+    work = next_decode(view)
+    known: dict[int, float] = {}
+
+    def seconds(sms: int) -> float:
+        if sms not in known:
+            estimate = view.latency.estimate(work, sms, plan.group, max(1, view.sms - sms))
+            known[sms] = alpha * estimate.seconds
+        return known[sms]
+
+    return seconds
+
+
+class Splitting:
+    """The part of the policy that moves SMs; the settings it reads are those of policies.bullet.Bullet."""
+
+    __slots__ = ()
+
+    percentile: float
+    sm_step: int | None
+    hurry_for_kv: bool
+    cap_at_drain: bool
+
+    def _split(self, view: View, plan: PrefillPlan, decode_s: Clock, before: State) -> State:
+        total, step = view.sms, whole_steps(view, self.sm_step)
+        if view.slo.tpot_s is None:
+            sms = before.saturating_sms
+            return before._replace(prefill_sms=total - sms, decode_sms=sms)
+        before = self._with_past(view, before)
+        useful_s = decode_s(before.saturating_sms)
+        limit_s = self._decode_limit_s(view, plan, useful_s)
+        # Below saturation a step takes time in inverse proportion to its SMs.
+        guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
+        fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
+        if fit is not None and before.past_tpot <= 1:
+            return before._replace(prefill_sms=total - fit, decode_sms=fit)
+
+        def pace(sms: int) -> float:
+            return plan.alpha * view.latency.estimate(plan.left, sms).seconds / plan.whole_s
+
+        def held(sms: int) -> bool:
+            return plan.forecast.ratio(self.percentile, pace(sms)) <= 1
+
+        least = None
+        if held(plan.reference_sms):
+            least = fewest(step, total - step, step, held, before.prefill_sms)
+        if least is not None:
+            sms = _useful_sms(decode_s, step, total - least)
+        else:
+            savable = plan.forecast.savable(pace(total - step))
+            sms = self._balanced_sms(view, savable, pace, decode_s, step)
+        return before._replace(prefill_sms=total - sms, decode_sms=sms)
+
+    def _decode_limit_s(self, view: View, plan: PrefillPlan, useful_s: float) -> float:
+        """How long the next decode step may last; ``useful_s`` is about the shortest that it could."""
+        limit_s = min(view.decode_slack_s(self.percentile), view.slo.tpot_limit_s)
+        if plan.starved and self.hurry_for_kv:
+            return min(limit_s, useful_s)
+        if self.cap_at_drain:
+            return min(limit_s, max(plan.drain_s, useful_s))
+        return limit_s
+
+    def _balanced_sms(self, view: View, savable: TtftForecast, pace: Clock, decode_s: Clock, step: int) -> int:
+        """Decode SMs of the split with the least max(TTFT / SLO, TPOT / SLO).
+
+        Both are of what can still be changed: TTFT of requests that can still meet it, TPOT of the tokens to come.
+        Counting what is lost already would hand all SMs to the phase that is further behind and keep them there.
+        """
+        total = view.sms
+
+        def tpot(sms: int) -> float:
+            return decode_s(sms) / view.slo.tpot_limit_s
+
+        def ttft(sms: int) -> float:
+            return max(1.0, savable.ratio(self.percentile, pace(total - sms)))
+
+        crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
+        if crossing is None:
+            return _useful_sms(decode_s, step, total - step)
+        # The crossing lies between two splits; the one before it may have the smaller maximum.
+        if crossing > step and tpot(crossing - step) < ttft(crossing):
+            return crossing - step
+        return crossing
+
+    def _with_past(self, view: View, state: State) -> State:
+        """The state with the TPOT percentile of finished requests, computed anew only when one has finished."""
+        latest = view.outcomes[-1] if view.outcomes else None
+        if latest is state.latest:
+            return state
+        past = [outcome.tpot_ratio for outcome in view.outcomes if outcome.tpot_ratio is not None]
+        return state._replace(latest=latest, past_tpot=percentile(past, self.percentile))
+
+
+def _useful_sms(decode_s: Clock, step: int, most: int) -> int:
+    """Decode SMs beyond which a step gets no shorter: taking more from prefill would help nobody."""
+    useful = fewest(step, most, step, lambda sms: decode_s(sms) <= USEFUL * decode_s(most))
+    return most if useful is None else useful

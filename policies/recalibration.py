@@ -1,0 +1,47 @@
+"""What a policy learns of its estimator as it goes: alpha of each phase, refreshed from the steps that have finished.
+
+Bullet paper, section 3.2: predictions are multiplied by alpha = measured / predicted, which the server refreshes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.api import Observation
+
+WEIGHT = 1 / 32
+"""Of one step in the running mean: a layer group or decode step says little, and a device changes within seconds."""
+
+
+class Alphas(NamedTuple):
+    """Running means of measured over predicted seconds, of launches that prefill and of those that only decode.
+
+    A prediction beside another step holds for the co-runner that it starts with; what comes and goes during a step
+    moves its measured time both ways. ``latest`` is the newest step that has been counted.
+    """
+
+    prefill: float = 1.0
+    decode: float = 1.0
+    latest: Observation | None = None
+
+    def after(self, observed: Sequence[Observation]) -> Alphas:
+        """With the steps that have finished since; the same where there is none."""
+        count = len(observed)
+        if not count or observed[-1] == self.latest:
+            return self
+        first = count - 1
+        while first > 0 and observed[first - 1] != self.latest:
+            first -= 1
+        prefill, decode, latest = self
+        for position in range(first, count):
+            latest = observed[position]
+            error = latest.measured_s / latest.predicted_s
+            if latest.work.prefill:
+                prefill += WEIGHT * (error - prefill)
+            else:
+                decode += WEIGHT * (error - decode)
+        return Alphas(prefill, decode, latest)
+
+
+UNCORRECTED = Alphas()
