@@ -26,6 +26,7 @@ from policies.loading import POLICIES, load
 from policies.muxwise import MuxWise
 from policies.nanoflow import NanoFlow
 from policies.nexus import Nexus
+from policies.oracle import Oracle
 from policies.pod import Pod
 from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS, LeastLoaded, PrefixAffine, RoundRobin
@@ -53,6 +54,7 @@ __all__ = [
     "NanoFlow",
     "Nexus",
     "Observation",
+    "Oracle",
     "Outcome",
     "Pod",
     "Policy",

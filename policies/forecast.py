@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from policies.api import RequestProgress, View
@@ -148,3 +149,23 @@ def shortest_first(
     sorted_ends = zip(by_length, sorted_queue.ends_s, strict=True)
     breaks = any(request.index in meets and now + end_s > limit[request.index] for request, end_s in sorted_ends)
     return as_it_is if breaks else sorted_queue
+
+
+def most_on_time(jobs: Sequence[tuple[float, float]]) -> list[int]:
+    """The order of (seconds, due time from the same start) jobs, one at a time, in which most end in time.
+
+    Moore and Hodgson, 1968: in order of due times, the longest so far is put off whenever one would be late. Those put
+    off come last, in their own order.
+    """
+    by_due = sorted(range(len(jobs)), key=lambda place: jobs[place][1])
+    kept: list[tuple[float, int]] = []
+    end_s, late = 0.0, set()
+    for place in by_due:
+        seconds, due_s = jobs[place]
+        heappush(kept, (-seconds, place))
+        end_s += seconds
+        if end_s > due_s:
+            longest, put_off = heappop(kept)
+            end_s += longest
+            late.add(put_off)
+    return [*(place for place in by_due if place not in late), *sorted(late)]

@@ -18,6 +18,7 @@ from policies.duetserve import DuetServe
 from policies.muxwise import MuxWise
 from policies.nanoflow import NanoFlow
 from policies.nexus import Nexus
+from policies.oracle import Oracle
 from policies.pod import Pod
 from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS
@@ -43,6 +44,7 @@ POLICIES: dict[str, type[Any]] = {
     "nexus": Nexus,
     "duetserve": DuetServe,
     "muxwise": MuxWise,
+    "oracle": Oracle,
 }
 
 CONTRACT = ("name", "needs_truth", "fewest_instances", "router", "roles", "lanes", "decide")

@@ -16,6 +16,7 @@ from policies import (
     MuxWise,
     NanoFlow,
     Nexus,
+    Oracle,
     Pod,
     Policy,
     PrefillFirst,
@@ -53,6 +54,9 @@ POLICIES: list[tuple[Policy, int]] = [
     (NanoFlow(budget_tokens=16), 1),
     (Pod(budget_tokens=16), 1),
     (UncappedStreams(batch_tokens=32), 1),
+    (Oracle(layers_per_step=3, batch_tokens=128, horizon=2, queue_horizon=16), 1),
+    (Oracle(lengths=False, order=False, pause=False, max_resident=4), 2),
+    (Oracle(decode_sms=3, typical_tokens=5, sm_step=2), 1),
 ]
 
 rows = st.lists(
