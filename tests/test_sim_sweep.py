@@ -281,7 +281,9 @@ def test_another_parquet_file_is_no_sweep(tmp_path: Path) -> None:
 def test_every_cell_is_checked_and_each_trace_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     open_trace = sim.simulate.open_trace
-    monkeypatch.setattr(sim.simulate, "open_trace", lambda *given: (opened.append(given), open_trace(*given))[1])
+    monkeypatch.setattr(
+        sim.simulate, "open_trace", lambda *given, **named: (opened.append(given), open_trace(*given, **named))[1]
+    )
     found = [cell.config for cell in spelled(tmp_path, SPEC)]
     check_all(found)
     assert opened == [("workload:sharegpt", 0, 8)]
