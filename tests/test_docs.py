@@ -36,8 +36,8 @@ from policies import POLICIES, ROUTERS, SLO, load
 from real.plan import Plan
 from sim.config import PolicySettings, RunConfig, read_json
 from sim.metrics import summarise
-from sim.rundir import write_run
 from sim.results import load_results
+from sim.rundir import write_run
 from sim.simulate import measure_together, prepare
 from sim.sweep import run_sweep
 from sim.sweep_cells import cells
