@@ -193,25 +193,25 @@ class Validation:
             summary()
 
     def _report(self, everyone: Sequence[Contestant], setting: Setting, found: Calibrated) -> Study:
-        cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting))]
-        paces = [side.facts["pace"] for cell in cells for side in cell.real if side.facts["pace"] is not None]
-        pace = Pace.read(paces)
+        folders = [self.layout.cell(who.label, rate) for who, rate in product(everyone, self.rates)]
+        said = [read_facts(run).model_dump() for folder in folders for run in self.layout.real(folder)]
+        # Of all runs together: they took turns, and a single run's probes scatter more than the device drifts.
+        pace = Pace.read(one["pace"] for one in said if one["pace"] is not None)
+        cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting, pace))]
         self._warn_of_pace(pace)
         self._warn_of_others(cells)
         result = study(cells)
         write_report(result, self.layout.out, self._header(found, pace))
         return result
 
-    def _cell(self, who: Contestant, rate: float | None, setting: Setting) -> Cell | None:
-        """The real runs that are there, and the simulation of the same with the host and at the pace that they had."""
+    def _cell(self, who: Contestant, rate: float | None, setting: Setting, pace: Pace) -> Cell | None:
+        """The real runs that are there, and the simulation of the same with the host that they had, at ``pace``."""
         folder = self.layout.cell(who.label, rate)
         runs = self.layout.real(folder)
         if not runs:
             return None
-        said = [read_facts(run).model_dump() for run in runs]
-        host = OutsideTime.median([one["host_s"] for one in said])
-        paces = [one["pace"] for one in said if one["pace"] is not None]
-        prepared = prepare(setting.config(who, rate, host, Pace.read(paces)))
+        host = OutsideTime.median([read_facts(run).model_dump()["host_s"] for run in runs])
+        prepared = prepare(setting.config(who, rate, host, pace))
         result = prepared.run()
         config = prepared.config
         metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
