@@ -80,7 +80,7 @@ def _curve(workload: str, by_rate: Sequence[Sequence[Outcome]]) -> Curve:
 
 def draw(curves: Curves, paper: Sequence[Point]) -> Figure:
     """A row a metric, a column a workload."""
-    colours = looks([(SYSTEMS[name].policy, name) for name in SYSTEMS])
+    colours = looks((name, system.policy) for name, system in SYSTEMS.items())
     with styled():
         drawing = Figure(figsize=(7.2, 8.0), layout="constrained")
         axes = drawing.subplots(len(METRICS), len(WORKLOADS), squeeze=False, sharex="col")

@@ -1,8 +1,7 @@
 """What all figures of the paper have in common here: workloads, systems, and the constants that stand for its testbed.
 
-The constants below are the same for all workloads and, but for ``PROMPT_SHARE``, which only hybrid batches have, for
-all systems. They were chosen on figure 15 alone (see ``python -m benchmarks.paper.constants``) and hold everywhere
-else unchanged.
+The constants below are the same for all workloads, and were chosen on figure 15's curves of Bullet and SGLang alone.
+``python -m benchmarks.paper.constants`` shows what each of them does.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from traces import open_trace
 MODEL, DEVICE = "Llama-3.1-8B", "A100-80G"
 
 LATENCY: dict[str, float] = {
-    "pace": 1.1,
-    "prefill_pass_overhead_s": 12e-3,
+    "pace": 1.15,
+    "prefill_pass_overhead_s": 10e-3,
     "prefill_sequence_overhead_s": 0.12e-3,
     "repartition_s": 4.1e-6,
     "handover_s": 0.21e-3,
@@ -34,9 +33,18 @@ prefill_pass_overhead_s, prefill_sequence_overhead_s: what the engines' host tak
     prompts in it, as a whole and for each sequence.
 repartition_s, handover_s: the paper's own measurements (section 5)."""
 
-PROMPT_SHARE = 0.9
-"""Chunk handling: what the engines fill of the budget that decodes leave. TPOT says how long iterations are and TTFT
+ASYNCHRONOUS = {"nanoflow": {"prefill_sequence_overhead_s": 0.0}}
+"""By policy, what differs from ``LATENCY``: NanoFlow readies the sequences of an iteration while the one before runs
+(arXiv 2408.12757, asynchronous scheduling)."""
+
+PROMPT_SHARE = 0.95
+"""Chunk handling: what SGLang fills of the budget that decodes leave. TPOT says how long its iterations are and TTFT
 under overload how many prompt tokens a second go through them; their product falls short of the budget."""
+
+VLLM_RESIDENT = 160
+"""Requests that vLLM runs at once. From 14 ShareGPT requests/s on its TPOT stays at 62 ms while TTFT grows: what is
+full is not the iteration. TTFT under overload says that 12.5 requests/s go through, and 12.5/s * 201 tokens * 62 ms =
+156 requests (Little's law)."""
 
 TTFT_FLOOR_S = 0.3
 """The reading of the normalised TTFT: a request's limit is that of its own prompt, but no less than this, about one
@@ -50,7 +58,7 @@ class Workload:
     file: lengths, below the folder of traces. stand_in: the built-in workload that is fitted to it, and used where the
     file is absent.
     requests: how many a run serves. The artifact's ShareGPT runs have 1,000; at Azure-Code's rates as many take four
-        minutes, and those of arXiv-Summary are given about as long.
+        minutes, and at those of arXiv-Summary 150 do.
     """
 
     name: str
@@ -85,7 +93,7 @@ WORKLOADS = {
         name="arXiv-Summary",
         file="arxiv-long/arxiv_sample.csv",
         stand_in="workload:summary",
-        requests=200,
+        requests=150,
         ttft_per_token_s=1.5e-3,
         tpot_s=0.175,
         mean_answer=471,
@@ -114,12 +122,11 @@ SYSTEMS = {
         policy="vllm-chunked",
         settings={
             "budget_tokens": 1024,
-            "max_resident": 256,
+            "max_resident": VLLM_RESIDENT,
             "whole_prompt_fits": False,
-            "prompt_share": PROMPT_SHARE,
         },
     ),
-    "NanoFlow-1024": System(policy="nanoflow", settings={"budget_tokens": 1024, "prompt_share": PROMPT_SHARE}),
+    "NanoFlow-1024": System(policy="nanoflow", settings={"budget_tokens": 1024}),
 }
 
 
@@ -156,13 +163,13 @@ def config(
         "trace": sample(workload, seed, folder, requests),
         "requests": requests,
         "rate": rate,
-        "arrivals": f"poisson:{rate:g}",
+        "arrivals": "poisson",
         "policy": policy,
         "model": MODEL,
         "device": DEVICE,
         "slo": slo(workload),
         "seed": seed,
         "oversized": "reject",
-        "latency": LATENCY,
+        "latency": LATENCY | ASYNCHRONOUS.get(policy["name"], {}),
     }
     return checked(RunConfig, settings | changes, f"{workload.name} at {rate:g} req/s")
