@@ -163,7 +163,7 @@ def config(
         "trace": sample(workload, seed, folder, requests),
         "requests": requests,
         "rate": rate,
-        "arrivals": "poisson",
+        "arrivals": f"poisson:{rate:g}",
         "policy": policy,
         "model": MODEL,
         "device": DEVICE,
