@@ -16,11 +16,12 @@ from real.comparison import Cell, Side, load_side
 from real.launches import write_launches
 from real.report import SUMMARY_HEAD, Study, figures, study, summary_lines, summary_rows, write_report
 from real.report.document import document
-from real.report.markup import flat, picture, tag, text
-from real.report.words import percent, seconds
+from real.report.picture import picture
 from sim.metrics import summarise
 from sim.plots.timeline import compared
 from sim.records import RunResult
+from sim.report.markup import flat, tag, text
+from sim.report.words import percent, seconds
 from sim.rundir import write_run
 from tests.worlds import simulated, world
 

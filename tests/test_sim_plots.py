@@ -10,9 +10,10 @@ import pytest
 
 from sim.plots.frontier import frontier
 from sim.plots.latency import latency
+from sim.plots.levels import held
 from sim.plots.series import panels, slo_text
 from sim.plots.style import looks, save
-from sim.plots.timeline import held, timeline
+from sim.plots.timeline import timeline
 from sim.records import StepLog
 from sim.results import Row
 

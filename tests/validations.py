@@ -16,7 +16,7 @@ from real import serving, validation
 from real.executor import DeviceExecutor
 from real.machine import CpuMachine
 from real.plan import Contestant
-from real.report.markup import Markup
+from sim.report.markup import Markup
 from tests.inline_lanes import InlineLanes
 from tests.test_real_checkpoints import CONFIG
 from tests.toys import cpu_profile, trace_of

@@ -11,11 +11,12 @@ from real.attribution import CAUSES, Attribution
 from real.comparison import METRICS, PARTS, WHOLE, Comparison, Side, Statistic
 from real.report import figures
 from real.report.document import request_errors
-from real.report.markup import Markup, facts, joined, picture, table, tag
+from real.report.picture import picture
 from real.report.study import Studied
-from real.report.words import DASH, NAMES, amount, number, percent, seconds
 from real.stepwise import StepGroup
 from sim.records import STATES
+from sim.report.markup import Markup, facts, joined, table, tag
+from sim.report.words import DASH, NAMES, amount, number, percent, seconds
 
 UNAVAILABLE = "not available on this device"
 

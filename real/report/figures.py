@@ -9,24 +9,21 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from real.attribution import CAUSES, Attribution, Cause
 from real.comparison import METRICS, Cell, Comparison, Side
 from real.launches import LaunchLog
-from real.report.words import NAMES
 from real.stepwise import beside, lane_rows
+from sim.plots.equality import against
 from sim.plots.style import BLUE, GREEN, GREY, LANE_COLOURS, ORANGE, PURPLE, VERMILION, figure, styled
 from sim.plots.timeline import compared
 from sim.records import StepLog
+from sim.report.words import NAMES
 
 Floats = NDArray[np.float64]
 
 REAL, SIMULATED = VERMILION, BLUE
-MOST_POINTS = 2000
-FEW_POINTS = 100
-"""More than these go into the page as pixels, which stay small."""
 CURVE_POINTS = 150
 CLOSE_STEPS = 60
 CAUSE_COLOURS = {"host": ORANGE, "kernels": PURPLE, "contention": GREEN, "rest": GREY}
@@ -38,51 +35,11 @@ def requests(comparison: Comparison) -> Figure:
         drawing = figure(7.2, 2.5)
         for axes, metric in zip(drawing.subplots(1, len(METRICS)), METRICS, strict=True):
             measured, simulated = comparison.paired.measured[metric], comparison.paired.simulated[metric]
-            _against(axes, measured, simulated, comparison.limit, SIMULATED)
+            against(axes, measured, simulated, comparison.limit, SIMULATED)
             axes.set_title(NAMES[metric])
             axes.set_xlabel("measured (s)")
         drawing.axes[0].set_ylabel("simulated (s)")
     return drawing
-
-
-def _against(axes: Axes, x: Floats, y: Floats, limit: float, colour: str, *, hollow: bool = False) -> None:
-    """Points on two equal logarithmic axes with the diagonal; at most MOST_POINTS of them, evenly chosen."""
-    known = np.flatnonzero((x > 0) & (y > 0))
-    known = known[:: -(-len(known) // MOST_POINTS) or 1]
-    if not len(known):
-        axes.text(0.5, 0.5, "no value in both worlds", transform=axes.transAxes, ha="center", color=GREY)
-        return
-    face = "none" if hollow else colour
-    axes.scatter(
-        x[known],
-        y[known],
-        s=9,
-        facecolors=face,
-        edgecolors=colour if hollow else "none",
-        linewidths=0.6,
-        alpha=0.55,
-        rasterized=len(known) > FEW_POINTS,
-        zorder=3,
-    )
-    _diagonal(axes, x[known], y[known], limit)
-
-
-def _diagonal(axes: Axes, x: Floats, y: Floats, limit: float) -> None:
-    low, high = min(x.min(), y.min()) / 1.2, max(x.max(), y.max()) * 1.2
-    if axes.get_xscale() == "log":
-        low, high = min(low, axes.get_xlim()[0]), max(high, axes.get_xlim()[1])
-    else:
-        axes.set(xscale="log", yscale="log", aspect="equal")
-        axes.tick_params(axis="x", rotation=45)
-    axes.set(xlim=(low, high), ylim=(low, high))
-    steps = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 5 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=steps))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_locator(NullLocator())
-    ends = np.array([low, high])
-    axes.plot(ends, ends, color=GREY, linewidth=0.7, zorder=2)
-    axes.fill_between(ends, ends * (1 - limit), ends * (1 + limit), color=GREY, alpha=0.15, linewidth=0, zorder=1)
 
 
 def distributions(cell: Cell) -> Figure:
@@ -140,7 +97,7 @@ def _draw_steps(axes: Axes, lane: str, logs: Sequence[tuple[StepLog, LaunchLog |
     for together, columns in parts.items():
         measured, predicted = (1e3 * np.concatenate(column) for column in zip(*columns, strict=True))
         if len(measured):
-            _against(axes, measured, predicted, limit, VERMILION if together else BLUE, hollow=together)
+            against(axes, measured, predicted, limit, VERMILION if together else BLUE, hollow=together)
 
 
 def _company_legend(axes: Axes) -> tuple[list[Artist], list[str]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from real.comparison import METRICS, OrderedPair
 from real.report.cells import cell_section
-from real.report.markup import Markup, facts, joined, table, tag, text
 from real.report.study import Studied, Study
-from real.report.words import NAMES, percent, seconds, verdict
+from sim.report.markup import Markup, facts, joined, table, tag, text
+from sim.report.words import NAMES, percent, seconds, verdict
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2329; --faint: #667079; --line: #e2e6ea; --good: #00694d; --bad: #b03a00; }

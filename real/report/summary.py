@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from real.report.study import Study
-from real.report.words import NAMES, percent, seconds, verdict
+from sim.report.words import NAMES, percent, seconds, verdict
 
 SUMMARY_HEAD = ("policy", "req/s", "P50 of", "simulated", "measured", "error", "repeats", "verdict")
 POLICY_WIDTH = 12

@@ -1,12 +1,7 @@
-"""One look for every figure: quiet, legible in print, and the same colour and marker for a policy everywhere.
-
-Colours are Okabe and Ito's, which stay apart for colour-blind readers and in grey with the markers' help.
-"""
+"""One look for every figure: quiet, legible in print."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +13,46 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
+from sim.plots.looks import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    LANE_COLOURS,
+    LINES,
+    ORANGE,
+    POLICY_LOOKS,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Look,
+    looks,
+)
 from sim.rundir import replacing
 
-BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
-PURPLE, ORANGE, SKY, YELLOW, BLACK = "#CC79A7", "#E69F00", "#56B4E9", "#B8A800", "#000000"
-GREY = "#707070"
-
-POLICY_LOOKS = {
-    "bullet": (VERMILION, "s"),
-    "chunked": (BLUE, "o"),
-    "disaggregation": (GREEN, "^"),
-    "prefill-first": (SKY, "v"),
-    "static-split": (PURPLE, "D"),
-    "nanoflow": (ORANGE, "P"),
-    "oracle": (BLACK, "*"),
-}
-SPARE_LOOKS = (
-    (YELLOW, "X"),
-    (PURPLE, "<"),
-    (SKY, ">"),
-    (ORANGE, "h"),
-    (GREEN, "d"),
-    (BLUE, "p"),
-)
-LANE_COLOURS = {"prefill": "#F0B27A", "decode": "#7FB8DA", "main": "#7FB8DA"}
-LINES = ("-", "--", ":", "-.")
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "LANE_COLOURS",
+    "LINES",
+    "ORANGE",
+    "POLICY_LOOKS",
+    "PURPLE",
+    "RC",
+    "SKY",
+    "VERMILION",
+    "YELLOW",
+    "Look",
+    "PlainLog",
+    "figure",
+    "legend_above",
+    "looks",
+    "save",
+    "styled",
+]
 
 RC: Any = {
     "font.family": "sans-serif",
@@ -73,48 +83,6 @@ RC: Any = {
     "svg.hashsalt": "bulletsim",
     "svg.fonttype": "none",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How a series is drawn."""
-
-    colour: str
-    marker: str
-    line: str
-
-    def plot(self, axes: Axes, x: Sequence[float], y: Sequence[float], label: str) -> None:
-        (drawn,) = axes.plot(
-            x,
-            y,
-            color=self.colour,
-            marker=self.marker,
-            linestyle=self.line,
-            markeredgecolor="white",
-            markeredgewidth=0.5,
-            label=label,
-            clip_on=False,
-            zorder=3,
-        )
-        # An empty series is for the legend only; its extent would count as one at the figure's corner.
-        drawn.set_in_layout(len(x) > 0)
-
-
-def looks(series: Iterable[tuple[str, str]]) -> dict[str, Look]:
-    """A look for each (label, policy name): by policy, and by line style among labels of one policy."""
-    found: dict[str, Look] = {}
-    drawn: dict[str, int] = {}
-    spare = iter(SPARE_LOOKS * 8)
-    assigned: dict[str, tuple[str, str]] = {}
-    for label, policy in series:
-        if label in found:
-            continue
-        if policy not in assigned:
-            assigned[policy] = POLICY_LOOKS.get(policy) or next(spare)
-        colour, marker = assigned[policy]
-        turn = drawn[policy] = drawn.get(policy, -1) + 1
-        found[label] = Look(colour, marker, LINES[turn % len(LINES)])
-    return found
 
 
 def figure(width: float, height: float, **layout: Any) -> Figure:

@@ -10,13 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from sim.plots.levels import BINS, MOST_INSTANCES, Floats, in_flight, level, rows_of, shares
 from sim.plots.style import BLUE, GREY, LANE_COLOURS, ORANGE, VERMILION, figure, styled
 from sim.records import StepLog
-
-Floats = NDArray[np.float64]
-
-BINS = 240
-MOST_INSTANCES = 4
 
 
 def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | None = None) -> Figure:
@@ -35,8 +31,7 @@ def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | N
         drawing = figure(7.2 if len(instances) > 1 else 4.6, 5.0)
         grid = drawing.subplots(4, len(instances), sharex=True, sharey="row", squeeze=False, height_ratios=(3, 3, 2, 2))
         for column, instance in enumerate(instances):
-            here = np.flatnonzero(steps.instance == instance)
-            here = here[np.argsort(steps.start_s[here], kind="stable")]
+            here = rows_of(steps, instance)
             _draw_shares(grid[0][column], steps, here, edges, sms)
             _draw_batches(grid[1][column], steps, here, edges)
             _draw_level(grid[2][column], edges, steps.start_s[here], steps.waiting[here].astype(np.float64), VERMILION)
@@ -71,8 +66,7 @@ def compared(worlds: Mapping[str, StepLog], sms: int, *, start_s: float, end_s: 
         for place, (name, steps) in enumerate(worlds.items()):
             shares, batches = grid[2 * place], grid[2 * place + 1]
             for column, instance in enumerate(instances):
-                here = np.flatnonzero(steps.instance == instance)
-                here = here[np.argsort(steps.start_s[here], kind="stable")]
+                here = rows_of(steps, instance)
                 _draw_shares(shares[column], steps, here, edges, sms)
                 _draw_batches(batches[column], steps, here, edges)
                 shares[column].set_title(f"{name}, instance {instance}" if columns > 1 else name)
@@ -96,61 +90,29 @@ def _share_scale(panels: Sequence[Axes]) -> None:
         axes.set_ylim(top=top)
 
 
-def held(edges: Floats, start_s: Floats, end_s: Floats, value: Floats) -> Floats:
-    """Mean over each bin, shape (bins,), of a value held from start to end of steps that do not overlap, else 0.
-
-    Steps are in order; all of shape (n,), ``edges`` (bins + 1,).
-    """
-    if not len(start_s):
-        return np.zeros(len(edges) - 1)
-    times = np.column_stack((start_s, end_s)).ravel()
-    after = np.cumsum(value * (end_s - start_s))
-    before = np.concatenate(([0.0], after[:-1]))
-    integral = np.interp(edges, times, np.column_stack((before, after)).ravel())
-    means: Floats = np.diff(integral) / np.diff(edges)
-    return means
-
-
 def _draw_shares(axes: Axes, steps: StepLog, here: NDArray[np.intp], edges: Floats, sms: int) -> None:
-    names: list[str] = []
-    layers: list[Floats] = []
-    for lane, name in enumerate(steps.lane_names):
-        rows = here[(steps.lane[here] == lane) & (steps.sms[here] > 0)]
-        if len(rows):
-            share = held(edges, steps.start_s[rows], steps.end_s[rows], 100.0 * steps.sms[rows] / sms)
-            names.append(f"{name} SMs")
-            # What is left of 100 %: overlapping steps are each logged with all the SMs that they take turns on.
-            layers.append(np.minimum(share, np.maximum(100.0 - sum(layers, np.zeros(len(share))), 0.0)))
-    if layers:
-        colours = [LANE_COLOURS.get(name.removesuffix(" SMs"), GREY) for name in names]
-        axes.stackplot(_middles(edges), *layers, labels=names, colors=colours, linewidth=0)
+    stacked = shares(steps, here, edges, sms)
+    if stacked:
+        colours = [LANE_COLOURS.get(name, GREY) for name in stacked]
+        labels = [f"{name} SMs" for name in stacked]
+        axes.stackplot(_middles(edges), *stacked.values(), labels=labels, colors=colours, linewidth=0)
     axes.axhline(100, color=GREY, linewidth=0.6)
 
 
 def _draw_batches(axes: Axes, steps: StepLog, here: NDArray[np.intp], edges: Floats) -> None:
-    prefill = _in_flight(steps, here, edges, steps.prefill_tokens)
+    prefill = in_flight(steps, here, edges, steps.prefill_tokens)
     axes.fill_between(_middles(edges), prefill, color=ORANGE, alpha=0.6, linewidth=0, label="prefill tokens")
-    decode = _in_flight(steps, here, edges, steps.decode_requests)
+    decode = in_flight(steps, here, edges, steps.decode_requests)
     axes.plot(_middles(edges), decode, color=BLUE, linewidth=1.1, label="decode batch")
     axes.set_yscale("symlog", linthresh=10)
 
 
-def _in_flight(steps: StepLog, here: NDArray[np.intp], edges: Floats, column: NDArray[np.int64]) -> Floats:
-    total = np.zeros(len(edges) - 1)
-    for lane in range(len(steps.lane_names)):
-        rows = here[(steps.lane[here] == lane) & (column[here] > 0)]
-        total += held(edges, steps.start_s[rows], steps.end_s[rows], column[rows].astype(np.float64))
-    return total
-
-
 def _draw_level(axes: Axes, edges: Floats, sampled_s: Floats, values: Floats, colour: str) -> None:
-    """A level known when steps were launched: each value holds until the next, the first from the start."""
     if not len(sampled_s):
         return
-    sampled_s = np.concatenate(([min(edges[0], sampled_s[0])], sampled_s[1:]))
-    until = np.concatenate((sampled_s[1:], [max(edges[-1], sampled_s[-1])]))
-    axes.fill_between(_middles(edges), held(edges, sampled_s, until, values), color=colour, alpha=0.25, linewidth=0)
-    axes.plot(_middles(edges), held(edges, sampled_s, until, values), color=colour, linewidth=0.9)
+    means = level(edges, sampled_s, values)
+    axes.fill_between(_middles(edges), means, color=colour, alpha=0.25, linewidth=0)
+    axes.plot(_middles(edges), means, color=colour, linewidth=0.9)
 
 
 def _middles(edges: Floats) -> Floats:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import matplotlib
-from matplotlib.figure import Figure
-
-from real.report.words import DASH
-from sim.plots.style import RC
+from sim.report.words import DASH
 
 
 class Markup(str):
@@ -64,12 +58,3 @@ def flat(entries: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, str]
             yield f"{path}{name}", ", ".join(map(str, value))
         else:
             yield f"{path}{name}", DASH if value is None else str(value)
-
-
-def picture(drawing: Figure, alt: str) -> Markup:
-    """A figure as an SVG image within the page: its own document, so that names in it meet no other's."""
-    file = io.BytesIO()
-    with matplotlib.rc_context(RC):
-        drawing.savefig(file, format="svg", metadata={"Date": None}, dpi=130)
-    data = base64.b64encode(file.getvalue()).decode("ascii")
-    return Markup(f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">\n')
