@@ -6,6 +6,9 @@ the new one: a new timeout is scheduled, and the old one is recognised as stale 
 sharing when the model says that two halve each other's pace.
 
 KV transfers use no SMs. Those that read from the same instance share its link equally.
+
+Of a few steps in flight the first to end is found by looking at them, which takes less time than scheduling them; only
+while there are more does SimPy hear of them. Both ways give the same answers.
 """
 
 from __future__ import annotations
@@ -21,16 +24,34 @@ from sim.launch import Completion, Launch
 
 NEVER = float("inf")
 
+FEW = 4
+"""Steps in flight that are looked at rather than scheduled."""
+
+new = tuple.__new__
+
 
 class _Flight:
     """A launch in flight: at ``rated_s`` the share ``left`` of it remained, to run at ``duration_s`` for the whole.
 
-    One that is delayed begins to run later, so ``rated_s`` may be still to come.
+    One that is delayed begins to run later, so ``rated_s`` may be still to come. At this pace it ends at ``end_s``.
 
     ``peers`` are the launches that may slow each other: those on its instance's SMs, or on its source's link.
+    ``alone_s`` and ``beside_s`` are its durations without and with the co-runner ``beside``, once estimated.
     """
 
-    __slots__ = ("duration_s", "launch", "left", "peers", "rated_s", "timeout")
+    __slots__ = (
+        "alone_s",
+        "beside",
+        "beside_s",
+        "beside_sms",
+        "duration_s",
+        "end_s",
+        "launch",
+        "left",
+        "peers",
+        "rated_s",
+        "timeout",
+    )
 
     def __init__(self, launch: Launch, peers: list[_Flight], now_s: float) -> None:
         self.launch = launch
@@ -38,109 +59,168 @@ class _Flight:
         self.left = 1.0
         self.duration_s = 0.0
         self.rated_s = now_s + launch.delay_s
+        self.end_s = NEVER
+        self.alone_s: float | None = None
+        self.beside: Work | None = None
+        self.beside_sms = 0
+        self.beside_s = 0.0
         self.timeout: Event | None = None
 
 
 class SimExecutor:
-    """An executor whose clock jumps from event to event. ``latency`` is the truth that steps run by."""
+    """An executor whose clock jumps from event to event. ``latency`` is the truth that steps run by.
+
+    The clock is kept here: it may stand anywhere between two of SimPy's events. ``_unscheduled`` are the flights of
+    which SimPy has not heard, in the order in which they would have been scheduled.
+    """
 
     def __init__(self, *, latency: LatencyModel) -> None:
         self._latency = latency
         self._env = simpy.Environment()
+        self._now_s = 0.0
+        self._flying = 0
+        self._unscheduled: dict[_Flight, None] = {}
         self._computing: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._sending: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._ended: deque[Completion] = deque()
         self._left_alone: list[_Flight] = []
 
     def now(self) -> float:
-        return self._env.now
+        return self._now_s
 
     def start(self, launch: Launch) -> None:
         source = launch.source
         peers = self._computing[launch.instance] if source is None else self._sending[source]
-        flight = _Flight(launch, peers, self._env.now)
+        flight = _Flight(launch, peers, self._now_s)
         peers.append(flight)
         for peer in peers[:-1]:
             self._rerate(peer)
         if source is None and launch.predictor is self._latency:
-            flight.duration_s = launch.predicted.seconds
+            flight.duration_s = seconds = launch.predicted.seconds
+            if launch.beside is None:
+                flight.alone_s = seconds
+            else:
+                flight.beside, flight.beside_sms, flight.beside_s = launch.beside, launch.beside_sms, seconds
         else:
             flight.duration_s = self._duration_s(flight)
-        self._schedule(flight)
+        self._flying += 1
+        self._set_end(flight)
 
     def next(self, until_s: float | None) -> Completion | None:
-        env, ended = self._env, self._ended
-        limit = NEVER if until_s is None else until_s
+        ended, limit = self._ended, NEVER if until_s is None else until_s
         if self._left_alone and not ended:
             self._settle()
-        while not ended:
-            due = env.peek()
-            if due > limit or due == NEVER:
-                if until_s is not None and until_s > env.now:
-                    Timeout(env, until_s - env.now)
-                    env.step()
-                return None
-            env.step()
-        return ended.popleft()
+        if not ended and self._flying:
+            unscheduled = self._unscheduled
+            if self._flying == len(unscheduled) <= FEW:
+                first = self._first()
+                if first.end_s <= limit:
+                    del unscheduled[first]
+                    self._end(first)
+            else:
+                self._step(limit)
+        if ended:
+            return ended.popleft()
+        if until_s is not None and until_s > self._now_s:
+            self._now_s = until_s
+        return None
 
     def alone(self, work: Work, sms: int, predicted: Estimate, predictor: LatencyModel, until_s: float) -> float | None:
-        env = self._env
-        known = predictor is self._latency
-        seconds = predicted.seconds if known else self._latency.estimate(work, sms).seconds
-        if env.now + seconds > until_s:
+        seconds = predicted.seconds if predictor is self._latency else self._latency.estimate(work, sms).seconds
+        end_s = self._now_s + seconds
+        if end_s > until_s or (self._flying and end_s >= self._first_end_s()):
             return None
-        timeout = Timeout(env, seconds)
-        # Stale timeouts may still be due before it.
-        while timeout.callbacks is not None:
+        self._now_s = end_s
+        return end_s
+
+    def _first(self) -> _Flight:
+        """The first to end of those unscheduled; of several at one instant, the first that would be scheduled."""
+        flights = iter(self._unscheduled)
+        first = next(flights)
+        for flight in flights:
+            if flight.end_s < first.end_s:
+                first = flight
+        return first
+
+    def _first_end_s(self) -> float:
+        """No flight ends before it."""
+        if self._left_alone:
+            self._settle()
+        known_s = self._env.peek() if len(self._unscheduled) < self._flying else NEVER
+        return min(known_s, self._first().end_s) if self._unscheduled else known_s
+
+    def _step(self, limit_s: float) -> None:
+        """Lets SimPy go on until a flight has ended, or until the limit."""
+        env = self._env
+        for flight in self._unscheduled:
+            timeout = Timeout(env, max(0.0, flight.end_s - env.now), flight)
+            timeout.callbacks.append(self._on_timeout)
+            flight.timeout = timeout
+        self._unscheduled.clear()
+        while not self._ended and env.peek() <= limit_s:
             env.step()
-        return env.now
 
     def _duration_s(self, flight: _Flight) -> float:
-        launch, estimate = flight.launch, self._latency.estimate
+        launch = flight.launch
         if launch.source is not None:
-            return estimate(launch.work, 1).seconds * len(flight.peers)
+            return self._latency.estimate(launch.work, 1).seconds * len(flight.peers)
         for peer in flight.peers:
             if peer is not flight:
-                beside = peer.launch
-                return estimate(launch.work, launch.step.sms, beside.work, beside.step.sms).seconds
-        return estimate(launch.work, launch.step.sms).seconds
+                return self._beside_s(flight, peer.launch)
+        if flight.alone_s is None:
+            flight.alone_s = self._latency.estimate(launch.work, launch.step.sms).seconds
+        return flight.alone_s
+
+    def _beside_s(self, flight: _Flight, other: Launch) -> float:
+        """One layer group after another is the rule, and mostly of the same shape: then nothing is estimated anew."""
+        work, sms = other.work, other.step.sms
+        if flight.beside is None or flight.beside_sms != sms or flight.beside != work:
+            launch = flight.launch
+            flight.beside, flight.beside_sms = work, sms
+            flight.beside_s = self._latency.estimate(launch.work, launch.step.sms, work, sms).seconds
+        return flight.beside_s
 
     def _rerate(self, flight: _Flight) -> None:
         duration_s = self._duration_s(flight)
         if duration_s == flight.duration_s:
             return
-        now = self._env.now
+        now = self._now_s
         if now > flight.rated_s:
             flight.left -= (now - flight.rated_s) / flight.duration_s
             flight.rated_s = now
         flight.duration_s = duration_s
-        self._schedule(flight)
+        self._set_end(flight)
 
-    def _schedule(self, flight: _Flight) -> None:
+    def _set_end(self, flight: _Flight) -> None:
         # Rounding may leave a step that is due at this instant a hair below nothing.
-        delay_s = flight.rated_s - self._env.now
-        timeout = Timeout(self._env, max(0.0, delay_s + flight.left * flight.duration_s), flight)
-        timeout.callbacks.append(self._on_timeout)
-        flight.timeout = timeout
+        now = self._now_s
+        flight.end_s = now + max(0.0, flight.rated_s - now + flight.left * flight.duration_s)
+        flight.timeout = None
+        unscheduled = self._unscheduled
+        unscheduled.pop(flight, None)
+        unscheduled[flight] = None
 
     def _on_timeout(self, event: Event) -> None:
         flight = event.value
         assert isinstance(flight, _Flight)
-        if event is not flight.timeout:
-            return
+        if event is flight.timeout:
+            self._end(flight)
+
+    def _end(self, flight: _Flight) -> None:
         # A timeout refers to its flight: without this the two would wait for the garbage collector.
         flight.timeout = None
+        flight.left = 0.0
+        self._now_s = flight.end_s
+        self._flying -= 1
         peers = flight.peers
         peers.remove(flight)
-        self._ended.append(Completion(flight.launch.launch_id, self._env.now))
-        self._left_alone.extend(peers)
+        self._ended.append(new(Completion, (flight.launch.launch_id, flight.end_s)))
+        if peers:
+            self._left_alone.extend(peers)
 
     def _settle(self) -> None:
-        """Re-rates those whose co-runner has ended, once it is known whether another takes its place at that instant.
-
-        One layer group after another is the rule, and mostly of the same shape: then nothing has changed.
-        """
+        """Re-rates those whose co-runner has ended, once an instant is over or another launch takes its place."""
         for flight in self._left_alone:
-            if flight.timeout is not None:
+            if flight.left:
                 self._rerate(flight)
         self._left_alone.clear()
