@@ -14,8 +14,8 @@ from benchmarks.paper.command import Options, Swept, describe, evaluated, finish
 from benchmarks.paper.numbers import Number
 from benchmarks.paper.runs import mean
 from benchmarks.paper.setting import SYSTEMS, WORKLOADS, config
+from sim.plots.levels import Floats, held
 from sim.plots.style import LANE_COLOURS, figure, styled
-from sim.plots.timeline import Floats, held
 from sim.records import StepLog
 from sim.simulate import simulate
 
