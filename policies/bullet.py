@@ -47,7 +47,7 @@ class Bullet(TwoLanes, Planning, Splitting):
     partition: whether the phases have shares; without, both are launched on all SMs.
     reorder, pause_decode, recalibrate: switch these parts off to see what they are worth.
     pause_on_queue: whether a queue behind the batch is reason enough to pause; else TTFTs must be in danger.
-    hurry_for_kv, cap_at_drain: limits on slowing decode that are not the paper's; see policies.bullet_eager.
+    on_time, hurry_for_kv, cap_at_drain: not the paper's; see policies.bullet_eager.
     """
 
     name: ClassVar[str] = "bullet"
@@ -63,6 +63,7 @@ class Bullet(TwoLanes, Planning, Splitting):
     pause_decode: bool = True
     pause_on_queue: bool = True
     recalibrate: bool = True
+    on_time: bool = False
     hurry_for_kv: bool = False
     cap_at_drain: bool = False
     router: Router = field(default_factory=LeastLoaded)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, LaneView, RequestProgress, View
-from policies.forecast import TtftForecast, forecast_queue, prefill_shape, shortest_first
+from policies.forecast import TtftForecast, forecast_queue, on_time_first, prefill_shape, shortest_first
 from profiler.work import Work
 
 
@@ -56,6 +56,7 @@ class Planning:
     batch_fill: float
     max_resident: int
     reorder: bool
+    on_time: bool
 
     def _plan(self, view: View, lane: LaneView, relief: Relief, sms: int, alpha: float) -> PrefillPlan | None:
         batch = NO_BATCH
@@ -111,8 +112,10 @@ class Planning:
         free, places = relief.free_blocks, self._places(view)
         if not any(self._fits(view, request, free, places) for request in queue):
             return NO_BATCH
-        sort = self.reorder and len(queue) > 1 and view.slo.limits_ttft
-        order, ends_s, batch = (shortest_first if sort else forecast_queue)(view, queue, sms, self.batch_fill, alpha)
+        forecast_order = forecast_queue
+        if self.reorder and len(queue) > 1 and view.slo.limits_ttft:
+            forecast_order = on_time_first if self.on_time else shortest_first
+        order, ends_s, batch = forecast_order(view, queue, sms, self.batch_fill, alpha)
         chunks: list[Chunk] = []
         for request in order[:batch]:
             if not self._fits(view, request, free, places - len(chunks)):

@@ -151,6 +151,20 @@ def shortest_first(
     return as_it_is if breaks else sorted_queue
 
 
+def on_time_first(
+    view: View, queue: Sequence[RequestProgress], sms: int, fill: float, alpha: float = 1.0
+) -> QueueForecast:
+    """The queue in the order that gets most first tokens out in time, those that are lost anyway last.
+
+    Prefill takes time by its tokens, at the pace of a long prompt on these SMs.
+    """
+    full = Work(prefill=((SATURATING_TOKENS, 0),))
+    token_s = alpha * view.latency.estimate(full, sms).seconds / SATURATING_TOKENS
+    now, limit_s = view.now_s, view.slo.ttft_limit_s
+    jobs = [(prefill_shape(one)[0] * token_s, one.arrival_s + limit_s(one.prompt_tokens) - now) for one in queue]
+    return forecast_queue(view, [queue[place] for place in most_on_time(jobs)], sms, fill, alpha)
+
+
 def most_on_time(jobs: Sequence[tuple[float, float]]) -> list[int]:
     """The order of (seconds, due time from the same start) jobs, one at a time, in which most end in time.
 
