@@ -8,7 +8,6 @@ prints as Markdown how far apart they are: the rate at 90 % attainment, and mean
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks.paper.command import options
 from benchmarks.paper.points import KNEE, METRICS, Point, of, points
 from benchmarks.paper.runs import SEEDS, Outcome, Run, mean, outcomes
 from benchmarks.paper.setting import SYSTEMS, WORKLOADS, config
@@ -89,7 +89,7 @@ def draw(curves: Curves, paper: Sequence[Point]) -> Figure:
                 panel = axes[row][column]
                 for system in SYSTEMS:
                     curve, look = curves[name, system], colours[system]
-                    panel.plot(curve.rates, curve.values[metric], color=look.colour, label=system)
+                    panel.plot(curve.rates, curve.values[metric], look.line, color=look.colour, label=system)
                     theirs = [(one.rate, one.value) for one in of(paper, name, system, metric) if one.rate is not None]
                     if theirs:
                         panel.plot(*zip(*theirs, strict=True), look.marker, color=look.colour, alpha=0.6, ls="none")
@@ -147,15 +147,10 @@ def report(curves: Curves, paper: Sequence[Point]) -> None:
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/paper"))
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--jobs", type=int)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    curves, paper = simulate(options.out, range(options.seeds), options.jobs), points()
-    write(options.out / "fig15.csv", curves, paper)
-    save(draw(curves, paper), options.out / "fig15.png")
+    chosen = options(__doc__, seeds=len(SEEDS))
+    curves, paper = simulate(chosen.out, range(chosen.seeds), chosen.jobs), points()
+    write(chosen.out / "fig15.csv", curves, paper)
+    save(draw(curves, paper), chosen.out / "fig15.png")
     report(curves, paper)
 
 
