@@ -79,7 +79,8 @@ def capacity(  # its length is that of the command: a line an option
     tested = search.tested
     if json:
         took = {"simulations": tested.simulations, "stopped_early": tested.stopped, "judged_requests": tested.requests}
-        print_json({"find": str(find), "question": asdict(question), **document, **took})
+        asked = {"find": str(find), "question": asdict(question), "config": run.model_dump(mode="json")}
+        print_json({**asked, **document, **took})
         return
     print(f"{_head(run)}\n{_condition(run, question)}\n\n{text}\n")
     print(f"{tested.simulations} simulations, {tested.stopped} of them stopped early")

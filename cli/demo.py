@@ -19,9 +19,10 @@ def demo(
 ) -> None:
     """Compare chunked prefill, Bullet and disaggregation on two A100s."""
     from cli.backends import fanout
-    from cli.knees import knee_tables, verdict
+    from cli.knees import knee_tables
     from cli.output import note, print_json
     from cli.sweep import note_failures, run_cells
+    from sim.plots.knees import verdict
     from sim.plots.series import panels
     from sim.scenarios import FULL, QUICK, demo_cells
 

@@ -24,6 +24,7 @@ from cli import (
     policies,
     profile,
     profiles,
+    report,
     simulate,
     sweep,
     traces,
@@ -49,6 +50,7 @@ app.command("sweep")(sweep.sweep)
 app.command("capacity")(capacity.capacity)
 app.command("tune")(tune.tune)
 app.command("plot")(plot.plot)
+app.command("report")(report.report)
 app.command("profile")(profile.profile)
 app.add_typer(profiles.app, name="profiles")
 app.command("fit")(fit.fit)

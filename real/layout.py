@@ -18,6 +18,9 @@ from real.serving import ANSWERS, recover
 from sim.config import checked, read_json
 from sim.rundir import replacing, write_json
 
+SIMULATED = "simulated"
+"""Of a policy at a rate, beside its real runs."""
+
 GROWS = ("policies", "rates", "repeats")
 """What of a plan may be another when a validation goes on: runs already there stay what they are."""
 

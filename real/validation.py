@@ -26,7 +26,7 @@ from real.comparison import FACTS, Cell, load_side
 from real.configs import Setting, contestant, default_slots
 from real.hosttime import OutsideTime
 from real.lanes import Lanes
-from real.layout import Layout, finished, read_facts
+from real.layout import SIMULATED, Layout, finished, read_facts
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
 from real.pace import KINDS, Pace, paced
@@ -51,8 +51,6 @@ DRIFTED = 1.25
 
 HELD_UP = 0.25
 """Of a run's time; less than that lanes take from each other."""
-
-SIMULATED = "simulated"
 
 Machine = CpuMachine | CudaMachine
 

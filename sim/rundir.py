@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from profiler.presets import device
 from sim.columns import (
     Column,
     Columns,
@@ -170,6 +171,16 @@ def load_run(directory: Path) -> Run:
         steps=_load_steps(directory / STEPS),
         summary=read_json(directory / SUMMARY),
     )
+
+
+def device_sms(run: Run) -> int:
+    """SMs (of a CPU: cores) of each device that an instance has; of a device that is not built in the most that a step
+    asked for.
+    """
+    try:
+        return run.config.instance_sms or device(run.config.device).sms
+    except ValueError:
+        return max(1, int(run.steps.sms.max(initial=1)))
 
 
 def load_records(path: Path) -> Records:

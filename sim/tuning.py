@@ -21,11 +21,13 @@ from sim.config import PolicySettings, RunConfig
 from sim.fanout import HERE, Fanout
 from sim.metrics import TARGET_ATTAINMENT
 from sim.results import Row
+from sim.rundir import replacing, write_json
 from sim.simulate import CannotRun, check_all, measure_together
 from sim.sweep import run_sweep
 from sim.sweep_cells import Cell
 
 BATCH = 8
+TUNING = "tuning.json"
 THROUGHPUT = "requests_per_s_per_gpu"
 
 
@@ -137,8 +139,21 @@ class Tuner:
             for trial, cell in zip(asked, proposed, strict=True):
                 failed += not self._tell(study, trial, rows.get(cell.key))
             progress(len(study.trials), trials)
-        rows_found = list(done.rows)
-        return Tuning(rows=rows_found, front=self.front(rows_found), failed=failed)
+        found = Tuning(rows=list(done.rows), front=self.front(done.rows), failed=failed)
+        with replacing(directory / TUNING) as partial:
+            write_json(partial, self._document(found))
+        return found
+
+    def _document(self, found: Tuning) -> dict[str, Any]:
+        return {
+            "settings": [one.name for one in self.settings],
+            "minimise": self.latency,
+            "target": self.target,
+            "trials": len(found.rows),
+            "failed": found.failed,
+            "front": [row["cell"] for row in found.front],
+            "config": self.base.model_dump(mode="json"),
+        }
 
     def front(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that keep the target and that none which does beats in throughput and in latency."""

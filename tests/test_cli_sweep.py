@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import sim.simulate
-from cli.knees import knee_csv, knee_markdown, knee_tables, verdict
+from cli.knees import knee_csv, knee_markdown, knee_tables
 from cli.main import run
 from sim.config import RunConfig
 from sim.metrics import Metrics
+from sim.plots.knees import verdict
 from sim.plots.series import panels
 from sim.results import load_results
 

@@ -8,31 +8,9 @@ from typing import Any
 from real.comparison import METRICS, OrderedPair
 from real.report.cells import cell_section
 from real.report.study import Studied, Study
-from sim.report.markup import Markup, facts, joined, table, tag, text
+from sim.report.markup import Markup, facts, table, tag
+from sim.report.page import page as whole
 from sim.report.words import NAMES, percent, seconds, verdict
-
-STYLE = """
-:root { color-scheme: light; --ink: #1d2329; --faint: #667079; --line: #e2e6ea; --good: #00694d; --bad: #b03a00; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1.25rem 4rem; color: var(--ink); background: #fff;
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-h1 { font-size: 1.6rem; margin: 0 0 .2rem; letter-spacing: -.01em; }
-h2 { font-size: 1.2rem; margin: 2.6rem 0 .6rem; padding-bottom: .25rem; border-bottom: 2px solid var(--ink); }
-h3 { font-size: .98rem; margin: 1.6rem 0 .4rem; }
-p, li { max-width: 46rem; } .note { color: var(--faint); font-size: .88rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .87rem; margin: .4rem 0 .8rem; }
-th, td { padding: .22rem .7rem .22rem 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { font-weight: 600; color: var(--faint); border-bottom-color: #b9c0c6; white-space: nowrap; }
-th.n, td.n { text-align: right; padding-right: 0; padding-left: 1.1rem; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }
-td:first-child { white-space: nowrap; }
-.verdict { font-weight: 650; } .within { color: var(--good); } .off { color: var(--bad); }
-.lead { font-size: 1.08rem; } img { max-width: 100%; height: auto; display: block; margin: .3rem 0 .6rem; }
-details { margin: 1rem 0; border: 1px solid var(--line); border-radius: 6px; padding: .1rem 1rem; }
-summary { cursor: pointer; font-weight: 650; padding: .55rem 0; } details[open] > summary { margin-bottom: .3rem; }
-details details { margin: .5rem 0 1rem; background: #fafbfc; } code { font-size: .86rem; overflow-wrap: anywhere; }
-@media print { details { border: 0; padding: 0; } body { max-width: none; } img { break-inside: avoid; } }
-"""
 
 METHOD = (
     "Error is |simulated - measured| / measured; measured is the median over the real runs that came to their end.",
@@ -55,25 +33,19 @@ METHOD = (
 def page(found: Study, header: Mapping[str, Any]) -> str:
     """The whole page. ``header``: title, and whatever tells of machine, versions, profile and commands; may nest."""
     title = str(header.get("title", "Simulated against measured"))
-    body = joined(
-        [
-            tag("h1", title),
-            _lead(found),
-            tag("h2", "Verdict"),
-            _verdicts(found),
-            *_orders(found),
-            tag("h2", "Policies and rates"),
-            *(cell_section(cell, number) for number, cell in enumerate(found.cells)),
-            tag("h2", "How to read this"),
-            tag("ul", *(tag("li", sentence) for sentence in METHOD)),
-            *_provenance(header),
-        ]
-    )
-    head = (
-        f'<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n<title>{text(title)}</title>\n'
-    )
-    inside = f"<head>\n{head}<style>{STYLE}</style>\n</head>\n<body>\n{body}</body>\n"
-    return f'<!doctype html>\n<html lang="en">\n{inside}</html>\n'
+    body = [
+        tag("h1", title),
+        _lead(found),
+        tag("h2", "Verdict"),
+        _verdicts(found),
+        *_orders(found),
+        tag("h2", "Policies and rates"),
+        *(cell_section(cell, number) for number, cell in enumerate(found.cells)),
+        tag("h2", "How to read this"),
+        tag("ul", *(tag("li", sentence) for sentence in METHOD)),
+        *_provenance(header),
+    ]
+    return whole(title, body, script=False)
 
 
 def _lead(found: Study) -> Markup:

@@ -54,9 +54,8 @@ def draw_metric(
         look = shown[curve.label]
         look.plot(axes, [x for x, _ in points], [y * scale for _, y in points], curve.label)
         if band:
-            rates, low, high = zip(*band, strict=True)
-            bounds = [[y * scale for y in one] for one in (low, high)]
-            axes.fill_between(rates, *bounds, color=look.colour, alpha=0.15, linewidth=0)
+            low, high = ([scale * one[place] for one in band] for place in (1, 2))
+            axes.fill_between([rate for rate, *_ in band], low, high, color=look.colour, alpha=0.15, linewidth=0)
     axes.set_ylabel(label)
     rates = [rate for curve in panel.curves for rate, _ in curve.rows]
     axes.set_xlim(0, 1.025 * max(rates))

@@ -34,6 +34,10 @@ class Curve:
                 found.append((rate, fmean(values)))
         return found
 
+    def at(self, column: str, rate: float) -> float | None:
+        """Mean of ``column`` at a rate that was run; None where no row has a value."""
+        return dict(self.points(column)).get(rate)
+
     def band(self, column: str) -> list[tuple[float, float, float]]:
         """(offered rate per GPU, low, high) of the mean of ``column``, at rates that have it of several seeds."""
         found = []
@@ -51,7 +55,7 @@ class Curve:
             for row in rows:
                 if row.get("attainment") is not None:
                     by_seed[row.get("seed")].append((rate, row["attainment"]))
-        knees = [knee(*zip(*points, strict=True)) for points in by_seed.values()]
+        knees = [knee([x for x, _ in points], [y for _, y in points]) for points in by_seed.values()]
         rates = [found.rate for found in knees if found.kind == "crossing" and found.rate is not None]
         return interval(rates).half_width if len(rates) == len(knees) > 1 else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from itertools import repeat
 from typing import Any
 
 from sim.report.words import DASH
@@ -30,15 +31,22 @@ def tag(name: str, *content: object, **attributes: str) -> Markup:
     return Markup(f"<{name}{shown}>{joined(content)}</{name}>\n")
 
 
-def table(head: Sequence[object], rows: Iterable[Sequence[object]], *, left: int = 1) -> Markup:
-    """A table whose first ``left`` columns are words and whose others are numbers."""
+def table(
+    head: Sequence[object],
+    rows: Iterable[Sequence[object]],
+    *,
+    left: int = 1,
+    attributes: Iterable[Mapping[str, str]] | None = None,
+) -> Markup:
+    """A table whose first ``left`` columns are words and whose others are numbers; ``attributes`` are of its rows."""
 
-    def cells(name: str, values: Sequence[object]) -> Markup:
+    def cells(name: str, values: Sequence[object], given: Mapping[str, str]) -> Markup:
         marked = ((value, {} if column < left else {"class_": "n"}) for column, value in enumerate(values))
-        return tag("tr", *(tag(name, value, **attributes) for value, attributes in marked))
+        return tag("tr", *(tag(name, value, **kind) for value, kind in marked), **given)
 
-    body = joined(cells("td", row) for row in rows)
-    inner = tag("table", tag("thead", cells("th", head)), tag("tbody", body))
+    given = repeat({}) if attributes is None else attributes
+    body = joined(cells("td", row, own) for row, own in zip(rows, given, strict=False))
+    inner = tag("table", tag("thead", cells("th", head, {})), tag("tbody", body))
     return tag("div", inner, class_="wide")
 
 

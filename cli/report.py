@@ -1,0 +1,52 @@
+"""``bulletsim report``: one page of a run, several, a sweep, a search or a validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PATHS = "A run, several, a folder of runs, a sweep, a tuning, a validation, or a .json of bulletsim capacity."
+
+
+def report(
+    paths: Annotated[list[Path], typer.Argument(help=PATHS)],
+    out: Annotated[Path | None, typer.Option(help="The page to write (default: report.html in the directory).")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Write one HTML page that needs no other file and no network."""
+    from cli.output import print_json
+    from cli.writable import check_writable
+    from sim.report.sources import Kind, kind_of, simulated_page
+    from sim.rundir import replacing
+
+    kind = kind_of(paths)
+    target = out or _beside(paths)
+    if target.is_dir() or target.suffix != ".html":
+        raise ValueError(f"{target}: a page ends in .html; choose another --out")
+    check_writable(target)
+    text = _validation(paths[0], quiet=quiet or json) if kind is Kind.validation else simulated_page(paths, kind)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    if json:
+        print_json({"kind": str(kind), "file": str(target), "bytes": target.stat().st_size})
+    else:
+        print(target)
+
+
+def _validation(directory: Path, *, quiet: bool) -> str:
+    from cli.output import searching
+    from real.report.again import validation_page
+
+    with searching(quiet=quiet) as tell:
+        tell("comparing runs and finding causes")
+        return validation_page(directory)
+
+
+def _beside(paths: list[Path]) -> Path:
+    if len(paths) > 1:
+        raise ValueError("give --out, such as comparison.html: a page of several runs is in none of their directories")
+    return paths[0] / "report.html" if paths[0].is_dir() else paths[0].with_suffix(".html")

@@ -1,0 +1,81 @@
+"""What a report can be of, and which of these a path is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from sim.config import read_json
+from sim.report.runs import runs_page
+from sim.report.searches import capacity_page, is_capacity, tuning_page
+from sim.report.sweeps import sweep_page
+from sim.results import RESULTS
+from sim.rundir import CONFIG, REQUESTS, load_run
+from sim.tuning import TUNING
+
+VALIDATION = "plan.json"
+EXPECTED = (
+    f"give a run ({CONFIG} and {REQUESTS} in it), several, a folder of runs, a sweep ({RESULTS}), a search by "
+    f"bulletsim tune ({TUNING}), a validation ({VALIDATION}), or a .json file that bulletsim capacity --json printed"
+)
+
+
+class Kind(StrEnum):
+    """What a page is of."""
+
+    run = "run"
+    comparison = "comparison"
+    sweep = "sweep"
+    tuning = "tuning"
+    capacity = "capacity"
+    validation = "validation"
+
+
+def kind_of(paths: Sequence[Path]) -> Kind:
+    """Raises ValueError for a path that is none of these, or one among several that is no run."""
+    if len(paths) > 1:
+        other = next((path for path in paths if not _is_run(path)), None)
+        if other is not None:
+            raise ValueError(f"{other} is not a run, and several runs are compared; give directories of runs")
+        return Kind.comparison
+    (path,) = paths
+    if path.is_file() and path.suffix == ".json" and is_capacity(read_json(path)):
+        return Kind.capacity
+    marks = {Kind.validation: VALIDATION, Kind.tuning: TUNING, Kind.sweep: RESULTS}
+    found = next((kind for kind, name in marks.items() if (path / name).is_file()), None)
+    if found is not None:
+        return found
+    if _is_run(path):
+        return Kind.run
+    if path.is_dir() and _runs_in(path):
+        return Kind.comparison
+    missing = "does not exist" if not path.exists() else "is nothing that a report can be of"
+    raise ValueError(f"{path} {missing}; {EXPECTED}")
+
+
+def simulated_page(paths: Sequence[Path], kind: Kind) -> str:
+    """The page of all kinds but a validation, which only ``real`` can read. Raises ValueError for damaged files."""
+    if kind is Kind.sweep:
+        return sweep_page(paths[0])
+    if kind is Kind.tuning:
+        return tuning_page(paths[0])
+    if kind is Kind.capacity:
+        return capacity_page(read_json(paths[0]), str(paths[0]))
+    directories = _runs_in(paths[0]) if kind is Kind.comparison and len(paths) == 1 else list(paths)
+    return runs_page({name: load_run(path) for name, path in _named(directories).items()})
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CONFIG).is_file() and (path / REQUESTS).is_file()
+
+
+def _runs_in(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if _is_run(path))
+
+
+def _named(directories: Sequence[Path]) -> dict[str, Path]:
+    """By their own names where these differ, else as they were given."""
+    names = [path.resolve().name for path in directories]
+    distinct = len(set(names)) == len(names)
+    return {name if distinct else str(path): path for name, path in zip(names, directories, strict=True)}
