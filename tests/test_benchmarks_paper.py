@@ -177,6 +177,7 @@ def test_figure_23_is_an_order() -> None:
     swept = {
         ("Azure-Code", name, 5.0): [outcome(ttft_p90_s=ttft, tpot_s=tpot)] for name, (ttft, tpot) in values.items()
     }
+    swept |= {("ShareGPT", name, 20.0): [outcome()] for name in values}
     assert all(number.holds for number in fig23.numbers(swept))
     swept["Azure-Code", "Naive", 5.0] = [outcome(ttft_p90_s=4.0, tpot_s=0.08)]
     fails = {number.key for number in fig23.numbers(swept) if not number.holds}

@@ -30,7 +30,7 @@ from benchmarks.paper.command import (
 from benchmarks.paper.numbers import Number
 from benchmarks.paper.runs import Outcome, mean
 from benchmarks.paper.setting import System
-from sim.plots.style import POLICY_LOOKS, figure, legend_above, styled
+from sim.plots.style import POLICY_LOOKS, PlainLog, figure, legend_above, styled
 
 SYSTEMS = ("Bullet", "SGLang-2048", "vLLM-1024")
 WORKLOAD = "Azure-Code"
@@ -100,6 +100,7 @@ def draw(of_server: dict[str, Swept], separate: Sequence[Outcome]) -> Figure:
         panels[1].plot(4, 1e3 * mean(separate, "normalised_s"), marker, color=colour, label="3P1D, 4 servers")
         panels[1].plot(4, PAPER["normalised_s"][0], "*", color="black", ms=10, label="paper, Bullet")
         panels[1].set_yscale("log")
+        panels[1].yaxis.set_minor_formatter(PlainLog())
         panels[0].set_ylabel("normalised latency (ms/token)")
         legend_above(drawing, panels[1])
     return drawing

@@ -30,7 +30,7 @@ from benchmarks.paper.command import (
 from benchmarks.paper.numbers import Number
 from benchmarks.paper.runs import mean
 from benchmarks.paper.setting import System
-from sim.plots.style import PURPLE, figure, legend_above, styled
+from sim.plots.style import PURPLE, PlainLog, figure, legend_above, styled
 
 RATES = {"Azure-Code": (5.0,), "ShareGPT": (20.0,)}
 SHARES = (60, 72, 84, 96, 108)
@@ -98,6 +98,7 @@ def draw(swept: Swept) -> Figure:
                 panel.set_ylabel(label)
                 if field == "ttft_s":
                     panel.set_yscale("log")
+                    panel.yaxis.set_minor_formatter(PlainLog())
                     panel.set_title(f"{name}, {rate:g} req/s")
         for panel in panels[-1]:
             panel.set_xlabel("prefill SMs")
