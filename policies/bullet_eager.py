@@ -12,7 +12,8 @@ anyway:
 Decode pauses only when TTFTs are in danger, not for any queue. And the queue is put in the order that gets most first
 tokens out in time (Moore and Hodgson, 1968), not shortest first: under load, short prompts that have time go behind
 long ones that have none, and prompts that are late whatever happens go last (``on_time``). It is what the oracle gains
-most by, and needs no knowledge that a server lacks.
+most by, and needs no knowledge that a server lacks. It takes small batches (``batch_fill``): whoever shares one waits
+for all of it, and nobody can be put first within it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class BulletEager(Bullet):
 
     name: ClassVar[str] = "bullet-eager"
 
+    batch_fill: float = 0.2
     pause_on_queue: bool = False
     on_time: bool = True
     hurry_for_kv: bool = True

@@ -30,6 +30,7 @@ MODEL, DEVICE, INSTANCES = "Llama-3.1-8B", "A100-80G", 2
 POLICIES = (
     PolicyEntry(name="chunked", label="2x chunked prefill"),
     PolicyEntry(name="bullet", label="2x Bullet"),
+    PolicyEntry(name="bullet-eager", label="2x Bullet, eager"),
     PolicyEntry(name="disaggregation", label="1P1D disaggregation"),
 )
 

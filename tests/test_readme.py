@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-POLICIES = ("2x chunked prefill", "2x Bullet", "1P1D disaggregation")
+POLICIES = ("2x chunked prefill", "2x Bullet", "2x Bullet, eager", "1P1D disaggregation")
 ROWS = {"sharegpt": "ShareGPT", "code": "code completion"}
 
 
