@@ -39,6 +39,9 @@ def report(
 
 def _validation(directory: Path, *, quiet: bool) -> str:
     from cli.output import searching
+    from cli.validate import check_torch
+
+    check_torch("the page of a validation")
     from real.report.again import validation_page
 
     with searching(quiet=quiet) as tell:

@@ -56,7 +56,7 @@ def validate(
     """Serve a trace for real under each policy, simulate the same, and compare."""
     from sim.config import checked
 
-    _check_torch()
+    check_torch("serving for real")
     from real.plan import Plan
 
     slo = {
@@ -87,11 +87,12 @@ def validate(
     _validated(checked(Plan, chosen, "options"), out, only_report=report, json=json, quiet=quiet)
 
 
-def _check_torch() -> None:
+def check_torch(what: str) -> None:
+    """Raises ValueError, saying ``what`` needs it and how to get it, where torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise ValueError("serving for real needs torch, which is not installed; install: pip install 'bulletsim[real]'")
+        raise ValueError(f"{what} needs torch, which is not installed; install: pip install 'bulletsim[real]'")
 
 
 def _entry(text: str) -> dict[str, Any]:

@@ -181,6 +181,22 @@ def state_of(out: Path) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("_quick_pages", "_in_this_process")
+def test_its_page_can_be_made_again_of_its_files(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_pictures(monkeypatch)
+    file = tmp_path / "again.html"
+    assert run(["report", str(whole / "out"), "--out", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "validation"
+    assert file.read_text() == (whole / "out" / "report.html").read_text()
+    (tmp_path / "plan.json").write_bytes((whole / "out" / "plan.json").read_bytes())
+    assert run(["report", str(tmp_path), "--quiet"]) == 2
+    assert "has no report.json yet" in capsys.readouterr().err
+    (tmp_path / "plan.json").write_text("{}")
+    assert run(["report", str(tmp_path), "--quiet"]) == 2
+    assert "plan.json: device is missing" in capsys.readouterr().err
+
+
 def test_a_validation_goes_on_where_it_stopped(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole / "out", out)
