@@ -10,12 +10,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -33,6 +35,16 @@ FLAGS = (
 )
 WIDE, PHONE = (1100, 900), (390, 844)
 LONGEST_S = 60.0
+ON_3_AND_4 = """
+import os, sys
+reading, writing = (os.dup(int(descriptor)) for descriptor in sys.argv[1:3])
+while min(reading, writing) < 5:
+    reading, writing = os.dup(reading), os.dup(writing)
+os.dup2(reading, 3)
+os.dup2(writing, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""Starts a program with the protocol's pipe where it looks for that."""
 
 
 def find_chromium() -> str | None:
@@ -44,9 +56,8 @@ def find_chromium() -> str | None:
 class Browser:
     """One tab. Raises RuntimeError with what the browser said where a command fails."""
 
-    def __init__(self, to_browser: int, from_browser: int) -> None:
-        self._out = os.fdopen(to_browser, "wb", buffering=0)
-        self._in = os.fdopen(from_browser, "rb")
+    def __init__(self, to_browser: IO[bytes], from_browser: BufferedReader) -> None:
+        self._out, self._in = to_browser, from_browser
         self._number = 0
         self._unread = b""
         self._session: str | None = None
@@ -147,12 +158,11 @@ class Browser:
 @contextmanager
 def browsing(program: str) -> Iterator[Browser]:
     """A browser that ends with the block."""
-    (read_ours, write_theirs), (read_theirs, write_ours) = os.pipe(), os.pipe()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        # The protocol's pipe is on descriptors 3 and 4.
-        redirect = f'exec "$0" "$@" 3<&{read_theirs} 4>&{write_theirs}'
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, ExitStack() as ours:
+        (read_ours, write_theirs), (read_theirs, write_ours) = os.pipe(), os.pipe()
+        flags = [*FLAGS, f"--user-data-dir={profile}"]
         process = subprocess.Popen(
-            ["sh", "-c", redirect, program, *FLAGS, f"--user-data-dir={profile}"],
+            [sys.executable, "-c", ON_3_AND_4, str(read_theirs), str(write_theirs), program, *flags],
             pass_fds=(read_theirs, write_theirs),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -160,8 +170,7 @@ def browsing(program: str) -> Iterator[Browser]:
         )
         for descriptor in (read_theirs, write_theirs):
             os.close(descriptor)
-        try:
-            yield Browser(write_ours, read_ours)
-        finally:
-            process.terminate()
-            process.wait(timeout=LONGEST_S)
+        ours.callback(process.wait, timeout=LONGEST_S)
+        ours.callback(process.terminate)
+        to_browser = ours.enter_context(os.fdopen(write_ours, "wb", buffering=0))
+        yield Browser(to_browser, ours.enter_context(os.fdopen(read_ours, "rb")))

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from policies import POLICIES
 from sim.plots.frontier import frontier
 from sim.plots.latency import latency
 from sim.plots.levels import held
+from sim.plots.looks import POLICY_LOOKS
+from sim.plots.prediction import errors_over_time, prediction
 from sim.plots.series import panels, slo_text
 from sim.plots.style import looks, save
 from sim.plots.timeline import timeline
@@ -199,3 +202,32 @@ def test_shares_of_overlapping_steps_stay_within_the_device() -> None:
     shares = timeline(overlapping, sms=108).axes[0]
     tops = [float(path.vertices[:, 1].max()) for layer in shares.collections for path in layer.get_paths()]
     assert max(tops) == pytest.approx(100.0)
+
+
+def test_every_policy_has_a_look_of_its_own() -> None:
+    assert set(POLICY_LOOKS) == set(POLICIES)
+    colours, markers = zip(*POLICY_LOOKS.values(), strict=True)
+    assert len(set(colours)) == len(set(markers)) == len(POLICIES)
+
+
+def test_predictions_are_drawn_against_what_steps_took_and_over_time() -> None:
+    found = dataclasses.replace(steps(), predicted_s=np.array([1.0, 2.0, 0.5, 1.0]))
+    prefill, decode, errors = prediction(found).axes
+    assert [axes.get_title(loc="left") for axes in (prefill, decode)] == ["prefill", "decode"]
+    offsets = np.asarray(prefill.collections[0].get_offsets())
+    assert offsets.tolist() == [[1000.0, 1000.0], [1000.0, 500.0]]
+    curves = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in errors.lines}
+    assert curves["prefill"] == [0.0, -50.0]
+    assert curves["decode"] == [100.0, 0.0]
+    (axes, _) = prediction(found, start_s=0.5, end_s=1.5).axes[:2]
+    assert np.asarray(axes.collections[0].get_offsets()).tolist() == [[1000.0, 500.0]]
+    with pytest.raises(ValueError, match="no step that was predicted began"):
+        prediction(found, start_s=3.0)
+
+
+def test_errors_over_time_are_quantiles_of_what_began_in_a_bin() -> None:
+    found = dataclasses.replace(steps(), predicted_s=np.array([1.0, 2.0, 0.5, 1.5]))
+    low, median, high = errors_over_time(np.array([0.0, 0.5, 1.0, 1.5]), found, np.arange(4))
+    np.testing.assert_allclose(low, [0.1, np.nan, -0.4])
+    np.testing.assert_allclose(median, [0.5, np.nan, 0.0])
+    np.testing.assert_allclose(high, [0.9, np.nan, 0.4])
