@@ -27,7 +27,7 @@ from benchmarks.paper.command import finish, options
 from benchmarks.paper.fig09 import ideal, measured
 from benchmarks.paper.numbers import Number
 from profiler import Work
-from sim.plots.style import BLUE, ORANGE, VERMILION, figure, legend_above, styled
+from sim.plots.style import BLUE, ORANGE, VERMILION, PlainLog, figure, legend_above, styled
 
 Floats = NDArray[np.float64]
 
@@ -180,6 +180,9 @@ def draw(curves: Curves) -> Figure:
                 panel.loglog(SAMPLES, [100 * error for error in curves[where, name]], "o-", color=colour, label=name)
             panel.set_title(f"samples of the {where}")
             panel.set_xlabel("samples")
+            panel.set_xticks(SAMPLES, [str(count) for count in SAMPLES], minor=False)
+            panel.set_xticks([], minor=True)
+        panels[0].yaxis.set_minor_formatter(PlainLog())
         panels[0].set_ylabel("mean error (%)")
         legend_above(drawing, panels[0])
     return drawing

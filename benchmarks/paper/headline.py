@@ -24,7 +24,7 @@ from benchmarks.paper.command import (
 )
 from benchmarks.paper.numbers import Number
 from benchmarks.paper.runs import mean
-from sim.plots.style import figure, legend_above, styled
+from sim.plots.style import PlainLog, figure, legend_above, styled
 
 RATES = {
     "ShareGPT": (10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 25.0),
@@ -129,8 +129,9 @@ def draw(swept: Swept) -> Figure:
             panel.set_xticks([])
             if field == "ttft_s":
                 panel.set_yscale("log")
+                panel.yaxis.set_minor_formatter(PlainLog())
         for panel in panels[1]:
-            panel.set_xlabel("workloads and rates in order: " + ", ".join(RATES))
+            panel.set_xlabel("rates of " + ", ".join(RATES), fontsize=7)
         legend_above(drawing, panels[0][0])
     return drawing
 
