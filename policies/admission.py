@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from policies.api import Chunk, RequestProgress, View
 
+new = tuple.__new__
+
 
 def blocks_for(tokens: int, block_tokens: int) -> int:
     """KV blocks that hold this many tokens of one request."""
@@ -47,7 +49,7 @@ def relieve(
     """
     demand, free, decodes = view.decode_block_demand, view.free_blocks, len(view.decoding)
     if demand <= free:
-        return Relief((), decodes, free - demand)
+        return new(Relief, ((), decodes, free - demand))
     size = view.block_tokens
     busy = {chunk.request.index for lane in view.lanes.values() for chunk in (*lane.batch, *lane.suspended)}
     residents = [*view.decoding.values(), *(r for i, r in view.prefilling.items() if i not in busy)]
@@ -95,23 +97,25 @@ def fill(
     chunks: list[Chunk] = []
     size = view.block_tokens
     for request in view.prefilling.values():
-        done = request.prefilled_tokens
-        held = blocks_for(done, size)
-        tokens = min(budget_tokens, request.prefill_tokens - done, (free_blocks + held) * size - done)
+        done, prompt = request.prefilled_tokens, request.prefill_tokens
+        held = -(-done // size)
+        tokens = min(budget_tokens, prompt - done, (free_blocks + held) * size - done)
         if tokens > 0 and request not in without:
-            chunks.append(Chunk(request, tokens))
+            chunks.append(new(Chunk, (request, tokens)))
             budget_tokens -= tokens
-            free_blocks -= blocks_for(request.prefill_tokens, size) - held
+            free_blocks -= -(-prompt // size) - held
+    if without or budget_tokens <= 0:
+        return tuple(chunks)
     resident = len(view.prefilling) + len(view.decoding)
-    for request in () if without else view.waiting.values() if queue is None else queue:
+    for request in view.waiting.values() if queue is None else queue:
         needed = blocks_to_begin(request, size)
         if budget_tokens <= 0 or needed > free_blocks or resident >= max_resident:
             break
         left = request.prefill_tokens - request.cached_tokens
-        tokens = left if whole_prompts else min(budget_tokens, left)
+        tokens = left if whole_prompts or left < budget_tokens else budget_tokens
         if tokens > budget_tokens and chunks:
             break
-        chunks.append(Chunk(request, tokens))
+        chunks.append(new(Chunk, (request, tokens)))
         budget_tokens -= tokens
         free_blocks -= needed
         resident += 1

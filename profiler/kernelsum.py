@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 from profiler.composition import NOTHING, LayerCosts
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelTime
-from profiler.latency import Estimate, Source
+from profiler.latency import Estimate, Pace, Source
 from profiler.specs import DeviceSpec, ModelSpec, part
 from profiler.steptable import TABLE_ENTRIES, StepTable
 from profiler.work import Work
@@ -142,6 +142,19 @@ class KernelSumModel:
             seconds = (of_prefill if prefill else of_decode) * seconds
             seconds += layer_s * (self.model.layers if layers is None else layers)
         return Estimate(seconds + self.host_seconds(work), source)
+
+    def decode_pace(self, requests: int, sms: int) -> Pace:
+        """See :class:`profiler.latency.Paced`."""
+        try:
+            starts, segments = self._passes[sms][requests]
+        except KeyError:
+            starts, segments = self._add_pass(Work((), requests, requests), sms)
+
+        def pace(context: int) -> Estimate:
+            base, a_token, source = segments[bisect_right(starts, context) - 1]
+            return new(Estimate, (base + context * a_token, source))
+
+        return pace
 
     def _add_pass(self, work: Work, sms: int) -> Pass:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""

@@ -6,10 +6,11 @@ need not hold the same model: a policy with a wrong estimator on a right device 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from profiler.specs import DeviceSpec, ModelSpec
-from profiler.work import Work
+from profiler.work import Overlap, Work
 
 Source = Literal["measured", "interpolated", "extrapolated", "roofline"]
 
@@ -57,3 +58,31 @@ class LatencyModel(Protocol):
         Raises ValueError, naming model and device, where the weights alone do not fit.
         """
         ...
+
+
+Pace = Callable[[int], Estimate]
+"""Duration of a whole decode step at a context, the new tokens included."""
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A latency model that answers for one decode step after another without a Work for each."""
+
+    def decode_pace(self, requests: int, sms: int) -> Pace:
+        """``estimate`` of so many requests' steps alone on ``sms`` SMs; asked with no context below ``requests``."""
+        ...
+
+
+class Pacer:
+    """The same of any latency model, overlapping kernels included."""
+
+    def __init__(self, latency: LatencyModel) -> None:
+        self._latency = latency
+        self._paced = latency if isinstance(latency, Paced) else None
+
+    def decode_pace(self, requests: int, sms: int, overlap: Overlap | None = None) -> Pace:
+        """The pace of so many requests' steps alone on ``sms`` SMs."""
+        if overlap is None and self._paced is not None:
+            return self._paced.decode_pace(requests, sms)
+        estimate = self._latency.estimate
+        return lambda context: estimate(Work((), requests, context, None, True, 0, overlap), sms)

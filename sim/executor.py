@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 import simpy
 from simpy.events import Event, Timeout
 
-from profiler.latency import Estimate, LatencyModel
+from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.launch import Completion, Launch
 
@@ -125,13 +125,20 @@ class SimExecutor:
             self._now_s = until_s
         return None
 
-    def alone(self, work: Work, sms: int, predicted: Estimate, predictor: LatencyModel, until_s: float) -> float | None:
-        seconds = predicted.seconds if predictor is self._latency else self._latency.estimate(work, sms).seconds
-        end_s = self._now_s + seconds
-        if end_s > until_s or (self._flying and end_s >= self._first_end_s()):
-            return None
-        self._now_s = end_s
-        return end_s
+    @property
+    def truth(self) -> LatencyModel:
+        return self._latency
+
+    def first_end_s(self) -> float:
+        if not self._flying:
+            return NEVER
+        if self._left_alone:
+            self._settle()
+        known_s = self._env.peek() if len(self._unscheduled) < self._flying else NEVER
+        return min(known_s, self._first().end_s) if self._unscheduled else known_s
+
+    def jump(self, to_s: float) -> None:
+        self._now_s = to_s
 
     def _first(self) -> _Flight:
         """The first to end of those unscheduled; of several at one instant, the first that would be scheduled."""
@@ -141,13 +148,6 @@ class SimExecutor:
             if flight.end_s < first.end_s:
                 first = flight
         return first
-
-    def _first_end_s(self) -> float:
-        """No flight ends before it."""
-        if self._left_alone:
-            self._settle()
-        known_s = self._env.peek() if len(self._unscheduled) < self._flying else NEVER
-        return min(known_s, self._first().end_s) if self._unscheduled else known_s
 
     def _step(self, limit_s: float) -> None:
         """Lets SimPy go on until a flight has ended, or until the limit."""

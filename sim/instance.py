@@ -11,11 +11,16 @@ from sim.ledger import BlockLedger
 from sim.prefixcache import CachedPrefix, PrefixCache
 from sim.state import DecodeCohort, Lane, RequestState
 
+new = tuple.__new__
+
 OBSERVED_STEPS = 64
 OBSERVED_OUTCOMES = 100
 
 ObservedStep = tuple[str, Work, int, Work | None, int, float, float]
 """The fields of an :class:`policies.api.Observation`."""
+
+CoastedStep = tuple[str, int, int, Overlap | None, int, float, float]
+"""The same of a decode step alone: lane, requests, context, overlap, SMs, predicted and measured seconds."""
 
 
 class PolicyError(ValueError):
@@ -59,7 +64,7 @@ class Instance:
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
         self.arriving: dict[int, RequestState] = {}
-        self.observed: deque[ObservedStep] = deque(maxlen=OBSERVED_STEPS)
+        self.observed: deque[ObservedStep | CoastedStep] = deque(maxlen=OBSERVED_STEPS)
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False
@@ -132,7 +137,7 @@ class Instance:
         overlap = step.overlap
         if overlap is not None and not isinstance(overlap, Overlap):
             raise PolicyError(f"an overlap of {overlap!r}; it is a profiler.Overlap, or None")
-        return Work(chunks, decoding, context, layers, head, 0, overlap)
+        return new(Work, (chunks, decoding, context, layers, head, 0, overlap))
 
     @staticmethod
     def _suspend(step: Step, lane: Lane) -> None:
@@ -178,8 +183,10 @@ class Instance:
             if step.prefill != lane.batch:
                 raise PolicyError("another batch was launched before the last layer of the one in progress")
             return tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in step.prefill)
-        lanes = self.lanes.values()
-        taken = {chunk.request.index for other in lanes for chunk in (*other.batch, *other.suspended)}
+        taken = set()
+        for other in self.lanes.values():
+            if other.batch or other.held:
+                taken.update(chunk.request.index for chunk in (*other.batch, *other.suspended))
         shapes = []
         for chunk in step.prefill:
             if chunk.request.index in taken:
@@ -219,7 +226,7 @@ class Instance:
         left = request.prefill_tokens - done
         if not (isinstance(chunk.tokens, int) and 1 <= chunk.tokens <= left):
             raise PolicyError(f"a chunk of {chunk.tokens!r} tokens; request {index} has {left} left")
-        needed = self.ledger.blocks_for(done + chunk.tokens)
+        needed = -(-(done + chunk.tokens) // self.ledger.block_tokens)
         self._take(needed - request.blocks, "a prefill chunk")
         request.blocks = needed
         if request.state == "waiting":

@@ -76,8 +76,17 @@ class KVHolder(Protocol):
 
 @runtime_checkable
 class Coaster(Protocol):
-    """An executor that can jump over a step when nothing else is running: a virtual clock."""
+    """An executor with a virtual clock, which can jump over a step of an instance that runs nothing else."""
 
-    def alone(self, work: Work, sms: int, predicted: Estimate, predictor: LatencyModel, until_s: float) -> float | None:
-        """Runs a launch from start to end; its end. None, with nothing done, if it would end after ``until_s``."""
+    @property
+    def truth(self) -> LatencyModel:
+        """What steps run by."""
+        ...
+
+    def first_end_s(self) -> float:
+        """No launch in flight ends before it; infinity with none in flight."""
+        ...
+
+    def jump(self, to_s: float) -> None:
+        """Sets the clock forward, to before the first end."""
         ...

@@ -14,22 +14,23 @@ from collections.abc import Callable, Sequence
 
 from policies.api import SLO, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
-from profiler.work import Work
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
+from sim.coast import Coast
 from sim.collector import collector_paused
+from sim.effects import Effects
 from sim.handover import Handover
 from sim.instance import Instance, PolicyError
 from sim.launch import Coaster, Completion, Executor, KVHolder, Launch
 from sim.ledger import BlockLedger
 from sim.limits import Limits
 from sim.records import RunResult
-from sim.state import Lane, RequestState
+from sim.solo import Solo
+from sim.state import RequestState
 from sim.tally import Tally
 from sim.view import Clock, InstanceView, TrueInstanceView
 from traces.arrivals import ArrivalSource
 
-PROGRESS_EVERY = 512
 NEVER = float("inf")
 
 
@@ -59,22 +60,28 @@ class ServingLoop:
         self._holder = executor if isinstance(executor, KVHolder) else None
         self._limits = limits
         self._between = between
-        self._progress = progress
         self._check_every_step = check_every_step
         self._clock = Clock()
         self._odd_gaps_s: list[float] = []
         self._tally = Tally(model_layers=latency.model.layers, keep_token_times=keep_token_times)
-        self._requests: list[RequestState] = []
-        self._answer_tokens: list[int] = []
         self._flights: dict[int, Launch] = {}
         self._launches = 0
-        self._finished = 0
         self._instances = [self._build(index, role) for index, role in enumerate(self._policy.roles(instances))]
-        self._views = [self._view(instance) for instance in self._instances]
         self._front = [i for i in self._instances if i.role != "decode"]
         self._back = [i for i in self._instances if i.role == "decode"]
         self._changed: dict[int, None] = {}
         self._handover = Handover(self._instances, route=lambda r: self._route(r, self._back), touch=self._touch)
+        self._effects = Effects(
+            clock=self._clock,
+            tally=self._tally,
+            arrivals=arrivals,
+            handover=self._handover,
+            slo=slo,
+            holder=self._holder,
+            odd_gaps_s=self._odd_gaps_s,
+            progress=progress,
+        )
+        self._views = [self._view(instance) for instance in self._instances]
 
     def _build(self, index: int, role: Role) -> Instance:
         ledger = BlockLedger(self._limits.total_blocks, self._limits.block_tokens)
@@ -93,7 +100,7 @@ class ServingLoop:
     def _view(self, instance: Instance) -> InstanceView:
         clock, slo, latency = self._clock, self._slo, self._latency
         if self._policy.needs_truth:
-            answers = self._answer_tokens
+            answers = self._effects.answer_tokens
             return TrueInstanceView(instance, clock=clock, slo=slo, latency=latency, answer_tokens=answers)
         return InstanceView(instance, clock=clock, slo=slo, latency=latency)
 
@@ -107,8 +114,8 @@ class ServingLoop:
     def result(self) -> RunResult:
         """What there is of the run: for one that its executor cut off. Ends it; to be asked once."""
         return self._tally.result(
-            requests=self._requests,
-            answer_tokens=self._answer_tokens,
+            requests=self._effects.requests,
+            answer_tokens=self._effects.answer_tokens,
             odd_gaps_s=self._odd_gaps_s,
             cohorts=[instance.cohort for instance in self._instances],
             end_s=self._clock.now_s,
@@ -122,6 +129,11 @@ class ServingLoop:
         until_s = self._limits.until_s
         arrivals, executor, clock = self._arrivals, self._executor, self._clock
         coaster = executor if isinstance(executor, Coaster) else None
+        coast = None if coaster is None else self._coast(coaster)
+        if coaster is not None and coast is not None and self._is_solo():
+            self._solo(coaster, coast).serve()
+            return
+        effects = self._effects
         while True:
             now = clock.now_s = executor.now()
             if until_s is not None and now >= until_s:
@@ -134,19 +146,45 @@ class ServingLoop:
             if due is None and not self._flights:
                 break
             limit = due if until_s is None else until_s if due is None else min(due, until_s)
-            finished, launch = self._finished, None
+            finished, launch = effects.finished, None
             completion = executor.next(limit)
             while completion is not None:
                 clock.now_s = completion.end_s
                 launch = self._complete(completion)
                 completion = executor.next(clock.now_s) if self._flights else None
-            if coaster is not None and launch is not None and launch.step.again and self._finished == finished:
-                self._coast(coaster, launch, limit)
+            if coast is not None and launch is not None and launch.step.again and effects.finished == finished:
+                self._coast_on(coast, launch, limit)
+
+    def _is_solo(self) -> bool:
+        """Whether one lane is all there is, and no step can be left in flight."""
+        instances, immediate = self._instances, self._between is NOTHING_BETWEEN and self._limits.until_s is None
+        return len(instances) == len(instances[0].lanes) == 1 and self._holder is None and immediate
+
+    def _coast(self, coaster: Coaster) -> Coast:
+        check = self.check if self._check_every_step else None
+        return Coast(executor=coaster, clock=self._clock, tally=self._tally, latency=self._latency, check=check)
+
+    def _solo(self, coaster: Coaster, coast: Coast) -> Solo:
+        return Solo(
+            instance=self._instances[0],
+            view=self._views[0],
+            policy=self._policy,
+            arrivals=self._arrivals,
+            executor=coaster,
+            clock=self._clock,
+            latency=self._latency,
+            effects=self._effects,
+            tally=self._tally,
+            coast=coast,
+            arrive=self._arrive,
+            preempt=self._preempt,
+            check=self.check if self._check_every_step else None,
+        )
 
     @property
     def requests(self) -> Sequence[RequestState]:
         """Those that have arrived so far, in that order."""
-        return self._requests
+        return self._effects.requests
 
     def free_blocks(self) -> tuple[int, ...]:
         """Free KV blocks of each instance."""
@@ -163,14 +201,14 @@ class ServingLoop:
     def _arrive(self) -> None:
         request = self._arrivals.pop()
         state = RequestState(
-            index=len(self._requests),
+            index=len(self._effects.requests),
             request_id=request.request_id,
             arrival_s=request.arrival_s,
             prompt_tokens=request.prompt_tokens,
         )
         state.chain = self._limits.chain(request)
-        self._requests.append(state)
-        self._answer_tokens.append(request.output_tokens)
+        self._effects.requests.append(state)
+        self._effects.answer_tokens.append(request.output_tokens)
         instance = self._route(state, self._front)
         reason = self._limits.misfit(request.prompt_tokens, request.output_tokens)
         queue_limit = self._limits.queue_limit
@@ -220,7 +258,7 @@ class ServingLoop:
         else:
             work = instance.begin(step, lane, now)
             if step.stream:
-                self._handover.announce(step, self._requests)
+                self._handover.announce(step, self._effects.requests)
             peer = instance.peers[lane.name]
             if peer is not None and peer.busy:
                 beside, beside_sms = peer.work, peer.sms
@@ -251,52 +289,26 @@ class ServingLoop:
         if self._check_every_step:
             self.check()
 
-    def _coast(self, coaster: Coaster, launch: Launch, limit_s: float | None) -> None:
+    def _coast_on(self, coast: Coast, launch: Launch, limit_s: float | None) -> None:
         """Repeats a decode step while nothing else can happen: what asking and launching anew would do, only faster.
 
-        That needs every other lane and instance idle with nothing changed, and the policy's ``again`` to be its last
-        word on this instance. It ends when a request has come or finished, when KV runs short, and before a step that
-        would outlast ``limit_s``; then the policy is asked as after any step.
+        That needs nothing changed anywhere else, no other step on its SMs, and the policy's ``again`` to be its last
+        word on this instance. It ends when a request has come or finished, when KV runs short, before a step that would
+        outlast ``limit_s``, and before anything else in flight ends; then the policy is asked as after any step.
         """
-        instance, step, latency = self._instances[launch.instance], launch.step, self._latency
-        if self._flights or len(self._changed) > 1 or instance.asked != instance.lanes[step.lane].asked:
+        instance, lane = self._instances[launch.instance], launch.step.lane
+        peer = instance.peers[lane]
+        if len(self._changed) > 1 or instance.unseen or instance.asked != instance.lanes[lane].asked:
             return
-        cohort, ledger, clock, lane = instance.cohort, instance.ledger, self._clock, instance.lanes[step.lane]
-        waiting, finished, number = len(instance.waiting), self._finished, self._tally.lane(step.lane)
-        until_s = NEVER if limit_s is None else limit_s
-        while not instance.unseen and self._finished == finished:
-            demand = cohort.block_demand
-            free_blocks = ledger.free - demand
-            if free_blocks < 0:
-                return
-            # The step is begun only once it is known to end in time, so its work is worked out from the outside.
-            start_s, decodes = clock.now_s, len(cohort.members)
-            context = cohort.context_tokens + decodes
-            work = Work((), decodes, context, None, True, 0, step.overlap)
-            predicted = latency.estimate(work, step.sms)
-            end_s = coaster.alone(work, step.sms, predicted, latency, until_s)
-            if end_s is None:
-                return
-            ledger.take(demand)
-            cohort.start_step()
-            clock.now_s = end_s
-            seconds, source = predicted
-            lane.started_s, lane.predicted_s = start_s, seconds
-            for request in cohort.finish_step(end_s):
-                self._finish_decoding(instance, request)
-            instance.observed.append((step.lane, work, step.sms, None, 0, seconds, end_s - start_s))
-            sizes = (0, 0, decodes, context, latency.model.layers, seconds, waiting, free_blocks)
-            self._tally.add((start_s, end_s, instance.index, number, step.sms, *sizes), source)
-            if self._check_every_step:
+        if peer is None or not peer.busy:
+            _, ended = coast.run(instance, launch.step, NEVER, NEVER if limit_s is None else limit_s)
+            self._effects.decoded(instance, ended)
+            if ended and self._check_every_step:
                 self.check()
 
     def _preempt(self, instance: Instance, progress: RequestProgress) -> None:
         """Sends a resident request back to a queue: its own, or from a decode instance that of a prefill one."""
-        request = self._requests[progress.index]
-        remaining = self._answer_tokens[request.index] - request.generated_tokens
-        self._tally.leaving(request)
-        instance.evict(request, remaining)
-        self._release(request, instance.index)
+        request = self._effects.evict(instance, progress)
         home = instance if instance.role != "decode" else self._route(request, self._front)
         home.enqueue(request, first=True)
         self._changed[home.index] = None
@@ -305,17 +317,16 @@ class ServingLoop:
         """Does to requests and blocks what a finished launch did, and returns it."""
         launch = self._flights.pop(completion.launch_id)
         instance, step = self._instances[launch.instance], launch.step
-        lane = instance.lanes[step.lane]
+        lane, effects = instance.lanes[step.lane], self._effects
         lane.busy, lane.work = False, None
         instance.busy_lanes -= 1
         self._changed[instance.index] = None
         if step.transfer is not None:
-            self._finish_transfer(instance, launch)
+            effects.transferred(instance, launch)
         if step.decode:
-            for request in instance.cohort.finish_step(completion.end_s):
-                self._finish_decoding(instance, request)
+            effects.decoded(instance, instance.cohort.finish_step(completion.end_s))
         if step.prefill:
-            self._finish_prefill(instance, lane, launch, completion.end_s)
+            effects.prefilled(instance, lane, step.prefill, launch.work, completion.end_s)
         seconds = (launch.predicted_s, completion.end_s - launch.start_s)
         instance.observed.append((step.lane, launch.work, step.sms, launch.beside, launch.beside_sms, *seconds))
         self._tally.completed(launch, completion.end_s)
@@ -323,76 +334,11 @@ class ServingLoop:
             self.check()
         return launch
 
-    def _finish_prefill(self, instance: Instance, lane: Lane, launch: Launch, end_s: float) -> None:
-        if not launch.work.head:
-            lane.layers_done += launch.work.layers or 0
-            return
-        lane.end_batch()
-        for chunk in launch.step.prefill:
-            request = self._requests[chunk.request.index]
-            request.prefilled_tokens += chunk.tokens
-            instance.pending_tokens -= chunk.tokens
-            if request.prefix is not None:
-                request.prefix.extend(request.prefilled_tokens // instance.ledger.block_tokens)
-            if request.prefilled_tokens == request.prefill_tokens:
-                self._emit_first(instance, request, end_s)
-
-    def _emit_first(self, instance: Instance, request: RequestState, end_s: float) -> None:
-        """The token that ends a prefill: the request's first, or the next one after a recomputation."""
-        del instance.prefilling[request.index]
-        if request.first_token_s is None:
-            request.first_token_s = end_s
-        elif request.emitted_s is not None:
-            gap = end_s - request.emitted_s
-            self._odd_gaps_s.append(gap)
-            request.itl_max_s = max(gap, request.itl_max_s or 0.0)
-        request.emitted += 1
-        request.emitted_s = end_s
-        self._tally.emitted(request, end_s)
-        remaining = self._answer_tokens[request.index] - request.emitted
-        if remaining and instance.role == "prefill":
-            self._handover.offer(request)
-        elif remaining:
-            instance.cohort.join(request, remaining)
-        else:
-            if self._handover.withdraw(request):
-                instance.give_back(request)
-                self._release(request, instance.index)
-            self._finish(instance, request)
-
-    def _finish_transfer(self, instance: Instance, launch: Launch) -> None:
-        assert launch.step.transfer is not None
-        request = self._requests[launch.step.transfer.index]
-        if self._handover.land(instance, request, launch.work.layers):
-            self._release(request, request.instance)
-            if request.state != "finished":
-                request.instance = instance.index
-                instance.cohort.join(request, self._answer_tokens[request.index] - request.emitted)
-
-    def _finish_decoding(self, instance: Instance, request: RequestState) -> None:
-        instance.give_back(request)
-        self._tally.leaving(request)
-        instance.cohort.leave(request)
-        self._release(request, instance.index)
-        self._finish(instance, request)
-
-    def _release(self, request: RequestState, instance: int) -> None:
-        if self._holder is not None:
-            self._holder.release(request.index, instance)
-
-    def _finish(self, instance: Instance, request: RequestState) -> None:
-        request.state = "finished"
-        instance.outcomes.append(request.outcome(self._slo))
-        self._finished += 1
-        self._arrivals.finished(request.index, self._clock.now_s)
-        if self._progress is not None and self._finished % PROGRESS_EVERY == 0:
-            self._progress(self._finished, self._clock.now_s)
-
     def _check_nobody_is_stranded(self) -> None:
         until_s = self._limits.until_s
         if until_s is not None and self._clock.now_s >= until_s:
             return
-        stranded = [r for r in self._requests if r.state in ("waiting", "running")]
+        stranded = [r for r in self._effects.requests if r.state in ("waiting", "running")]
         if stranded:
             raise PolicyError(
                 f"{self._policy.name}: {len(stranded)} requests (the first is {stranded[0].request_id}) are left "

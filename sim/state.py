@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 from policies.admission import blocks_for
 from policies.api import SLO, Chunk, Outcome
@@ -109,29 +110,38 @@ class RequestState:
         return self.emitted_s if self.cohort is None or not self.decode_steps else self.cohort.end_s[-1]
 
 
+SPAN_STEPS = 32
+"""Steps over which the longest gap is kept."""
+
+NOBODY: Sequence[RequestState] = ()
+
+
 class DecodeCohort:
     """The requests that decode together on one instance.
 
     Steps are numbered from 1; ``started`` and ``completed`` count them. ``end_s[k]`` and ``gap_s[k]`` are the end of
     step k and its distance from the end of step k - 1, ``gap_count[k]`` how many members had that as their inter-token
     time (index 0 is a placeholder). A member that joined at step j has KV for ``prefill_tokens + started - j`` tokens.
+    ``growing[p]`` counts the members that need a block in steps of which the number leaves p over a block,
+    ``ending[k]`` are those whose last step is k, and ``fresh`` those who have yet to begin their first.
     """
 
     __slots__ = (
         "_block_tokens",
-        "_ending",
-        "_fresh",
         "_fresh_in_flight",
-        "_growing",
         "_odd_gaps_s",
         "_slack_keys",
+        "_span_longest_s",
         "_stepping",
         "_tpot_s",
         "completed",
         "context_tokens",
         "end_s",
+        "ending",
+        "fresh",
         "gap_count",
         "gap_s",
+        "growing",
         "members",
         "started",
     )
@@ -140,10 +150,11 @@ class DecodeCohort:
         self._block_tokens = block_tokens
         self._tpot_s = tpot_s
         self._slack_keys: list[float] = []
+        self._span_longest_s: list[float] = []
         self._odd_gaps_s = odd_gaps_s
-        self._ending: dict[int, list[RequestState]] = {}
-        self._growing = [0] * block_tokens
-        self._fresh: list[RequestState] = []
+        self.ending: dict[int, list[RequestState]] = {}
+        self.growing = [0] * block_tokens
+        self.fresh: list[RequestState] = []
         self._fresh_in_flight: list[RequestState] = []
         self._stepping = 0
         self.members: dict[int, RequestState] = {}
@@ -160,9 +171,9 @@ class DecodeCohort:
         request.joined_step = self.started
         self.members[request.index] = request
         self.context_tokens += request.prefill_tokens
-        self._growing[self._phase(request)] += 1
-        self._ending.setdefault(self.started + remaining_tokens, []).append(request)
-        self._fresh.append(request)
+        self.growing[self._phase(request)] += 1
+        self.ending.setdefault(self.started + remaining_tokens, []).append(request)
+        self.fresh.append(request)
         if self._tpot_s is not None:
             insort(self._slack_keys, self._slack_key(request, self._tpot_s))
 
@@ -172,24 +183,35 @@ class DecodeCohort:
         if self._tpot_s is not None:
             del self._slack_keys[bisect_left(self._slack_keys, self._slack_key(request, self._tpot_s))]
         if steps > 1:
-            first_regular = request.joined_step + 2
-            longest = max(self.gap_s[first_regular : request.joined_step + steps + 1])
+            longest = self._longest_gap_s(request.joined_step + 2, request.joined_step + steps + 1)
             request.itl_max_s = max(longest, request.itl_max_s or 0.0)
         if steps:
             request.emitted += steps
             request.emitted_s = self.end_s[request.joined_step + steps]
         del self.members[request.index]
         self.context_tokens -= request.prefill_tokens + self.started - request.joined_step
-        self._growing[self._phase(request)] -= 1
+        self.growing[self._phase(request)] -= 1
         request.prefilled_tokens += steps
         request.cohort = None
 
+    def _longest_gap_s(self, first: int, end: int) -> float:
+        """Of steps ``first`` to ``end`` - 1: the longest of whole spans are kept, so that long answers cost no more."""
+        gap_s, longest = self.gap_s, self._span_longest_s
+        if end - first <= 2 * SPAN_STEPS:
+            return max(gap_s[first:end])
+        while (len(longest) + 1) * SPAN_STEPS <= end:
+            begin = len(longest) * SPAN_STEPS
+            longest.append(max(gap_s[begin : begin + SPAN_STEPS]))
+        one, other = -(-first // SPAN_STEPS), end // SPAN_STEPS
+        ends = gap_s[first : one * SPAN_STEPS] + gap_s[other * SPAN_STEPS : end]
+        return max(max(longest[one:other]), max(ends, default=0.0))
+
     def evict(self, request: RequestState, remaining_tokens: int) -> None:
         """Removes a member before its last token. No step may be in flight."""
-        ending = self._ending[self.started + remaining_tokens]
+        ending = self.ending[self.started + remaining_tokens]
         ending.remove(request)
-        if request in self._fresh:
-            self._fresh.remove(request)
+        if request in self.fresh:
+            self.fresh.remove(request)
         self.leave(request)
 
     def blocks(self, request: RequestState) -> int:
@@ -200,7 +222,7 @@ class DecodeCohort:
     @property
     def block_demand(self) -> int:
         """Blocks that the next step needs: members whose KV ends at a block border."""
-        return self._growing[(self.started + 1) % self._block_tokens]
+        return self.growing[(self.started + 1) % self._block_tokens]
 
     @property
     def joining(self) -> int:
@@ -211,11 +233,11 @@ class DecodeCohort:
         """Begins a step of all members; their number."""
         self.started += 1
         self.context_tokens += len(self.members)
-        self._fresh_in_flight, self._fresh = self._fresh, []
+        self._fresh_in_flight, self.fresh = self.fresh, []
         self._stepping = len(self.members)
         return self._stepping
 
-    def finish_step(self, end_s: float) -> list[RequestState]:
+    def finish_step(self, end_s: float) -> Sequence[RequestState]:
         """Ends the step in flight; the members that got their last token."""
         gap = end_s - self.end_s[-1]
         self.completed += 1
@@ -223,12 +245,27 @@ class DecodeCohort:
         self.gap_s.append(gap)
         fresh = self._fresh_in_flight
         self.gap_count.append(self._stepping - len(fresh))
+        if fresh:
+            self._first_gaps(fresh, end_s)
+        return self.ending.pop(self.completed, NOBODY)
+
+    def _first_gaps(self, fresh: list[RequestState], end_s: float) -> None:
         for request in fresh:
             first_gap = end_s - (request.emitted_s or 0.0)
             self._odd_gaps_s.append(first_gap)
             if request.itl_max_s is None or first_gap > request.itl_max_s:
                 request.itl_max_s = first_gap
-        return self._ending.pop(self.completed, [])
+
+    def coasted(self, steps: int, context_tokens: int) -> Sequence[RequestState]:
+        """Counts steps whose ends and gaps have been noted, as if all members had had them; as ``finish_step``."""
+        fresh, self.fresh, self._fresh_in_flight = self.fresh, [], []
+        if fresh:
+            self.gap_count[-steps] -= len(fresh)
+            self._first_gaps(fresh, self.end_s[-steps])
+        self.started += steps
+        self.completed += steps
+        self.context_tokens = context_tokens
+        return self.ending.pop(self.completed, NOBODY)
 
     def slack_s(self, share: float, now_s: float) -> float:
         """See :meth:`policies.api.View.decode_slack_s`.
@@ -278,6 +315,10 @@ class Lane:
     def suspend(self) -> None:
         """Puts the batch in progress aside."""
         self.held, self.batch, self.layers_done = (self.batch, self.layers_done), (), 0
+
+    def ended(self, started_s: float, predicted_s: float, sms: int) -> None:
+        """A step of the policy's last decision has run from start to end without being seen in flight."""
+        self.started_s, self.predicted_s, self.sms = started_s, predicted_s, sms
 
     def end_batch(self) -> None:
         """The last layer is done: the batch that was put aside, if any, is in progress again."""

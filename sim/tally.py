@@ -7,6 +7,8 @@ from collections import defaultdict
 import numpy as np
 
 from policies.api import LINK
+from profiler.latency import Source
+from profiler.work import Work
 from sim.launch import Launch
 from sim.prefixcache import PrefixCache
 from sim.records import STATES, PrefixUse, Records, RunResult, StepLog
@@ -15,8 +17,8 @@ from sim.state import DecodeCohort, RequestState
 FLUSH_STEPS = 4096
 """Steps kept as rows before they become columns: few enough to be small, many enough to be quick."""
 
-StepRow = tuple[float, float, int, int, int, int, int, int, int, int, float, int, int]
-"""A step, in the order of the columns below; see :class:`sim.records.StepLog`."""
+StepRow = tuple[float, float, int, int, int, int, int, int, int, int, float, int, int, Source]
+"""A step, in the order of the columns below, and what its prediction rests on; see :class:`sim.records.StepLog`."""
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "start_s": np.float64,
@@ -40,10 +42,10 @@ class Tally:
 
     def __init__(self, *, model_layers: int, keep_token_times: bool) -> None:
         self._model_layers = model_layers
-        self._rows: list[StepRow] = []
+        self.rows: list[StepRow] = []
         self._blocks: list[dict[str, np.ndarray]] = []
         self._lanes: dict[str, int] = {}
-        self._source_s: defaultdict[str, float] = defaultdict(float)
+        self._source_s: dict[str, float] = {}
         self._token_times: defaultdict[str, list[float]] | None = defaultdict(list) if keep_token_times else None
 
     def lane(self, name: str) -> int:
@@ -51,48 +53,60 @@ class Tally:
         return self._lanes.setdefault(name, len(self._lanes))
 
     def completed(self, launch: Launch, end_s: float) -> None:
-        """Adds a finished step."""
-        work, step = launch.work, launch.step
-        new = cached = 0
-        for chunk_new, chunk_cached in work.prefill:
-            new += chunk_new
-            cached += chunk_cached
-        if step.lane == LINK:
-            sms, layers = 0, work.layers or 0
-        else:
-            sms = step.sms
-            layers = self._model_layers if work.layers is None else work.layers
-        row = (
-            launch.start_s,
-            end_s,
-            launch.instance,
-            self.lane(step.lane),
-            sms,
-            new,
-            len(work.prefill),
-            work.decode_requests,
-            work.decode_context_tokens + work.kv_transfer_tokens + new + cached,
-            layers,
-            launch.predicted_s,
-            launch.waiting,
-            launch.free_blocks,
-        )
-        self.add(row, launch.predicted.source)
+        """Adds a finished launch."""
+        lane, work, start_s = launch.step.lane, launch.work, launch.start_s
+        seen = (launch.waiting, launch.free_blocks, launch.predicted.source)
+        self.ran(lane, work, start_s, end_s, launch.instance, launch.step.sms, launch.predicted_s, seen)
 
-    def add(self, row: StepRow, source: str) -> None:
-        """Adds a finished step that is already a row; ``source`` is what its prediction rests on."""
-        self._source_s[source] += row[1] - row[0]
-        self._rows.append(row)
-        if len(self._rows) == FLUSH_STEPS:
+    def ran(
+        self,
+        lane: str,
+        work: Work,
+        start_s: float,
+        end_s: float,
+        instance: int,
+        sms: int,
+        predicted_s: float,
+        seen: tuple[int, int, Source],
+    ) -> None:
+        """Adds a finished step; ``seen`` is the last columns of its row, as it was launched."""
+        prefill, decodes, context, layers, _, transferred, _ = work
+        new = 0
+        for chunk_new, chunk_cached in prefill:
+            new += chunk_new
+            context += chunk_new + chunk_cached
+        if lane == LINK:
+            sms, layers, context = 0, layers or 0, transferred
+        elif layers is None:
+            layers = self._model_layers
+        number = self._lanes.get(lane)
+        if number is None:
+            number = self.lane(lane)
+        sizes = (new, len(prefill), decodes, context, layers, predicted_s)
+        self.rows.append((start_s, end_s, instance, number, sms, *sizes, *seen))
+        if len(self.rows) >= FLUSH_STEPS:
+            self._flush()
+
+    def settle(self) -> None:
+        """Turns the rows at hand into columns once there are many: whoever has added some says so."""
+        if len(self.rows) >= FLUSH_STEPS:
             self._flush()
 
     def _flush(self) -> None:
         """Turns the rows at hand into a block of columns."""
-        if self._rows:
-            values = zip(*self._rows, strict=True)
-            named = zip(_COLUMNS.items(), values, strict=True)
-            self._blocks.append({name: np.array(column, dtype=dtype) for (name, dtype), column in named})
-            self._rows.clear()
+        if not self.rows:
+            return
+        *values, sources = zip(*self.rows, strict=True)
+        self.rows.clear()
+        named = zip(_COLUMNS.items(), values, strict=True)
+        block = {name: np.array(column, dtype=dtype) for (name, dtype), column in named}
+        self._blocks.append(block)
+        seconds = block["end_s"] - block["start_s"]
+        labels = np.array(sources)
+        for source in dict.fromkeys(sources):
+            # One after another, so that the sum does not depend on where a block ends.
+            so_far = [self._source_s.get(source, 0.0)]
+            self._source_s[source] = float(np.cumsum(np.concatenate([so_far, seconds[labels == source]]))[-1])
 
     def emitted(self, request: RequestState, at_s: float) -> None:
         """Notes a token that ended a prefill."""

@@ -8,7 +8,8 @@ from typing import cast, overload
 
 from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
 from profiler.latency import LatencyModel
-from sim.instance import Instance, ObservedStep
+from profiler.work import Work
+from sim.instance import CoastedStep, Instance, ObservedStep
 from sim.ledger import BlockLedger
 from sim.state import DecodeCohort, Lane
 
@@ -27,7 +28,7 @@ class ObservedSteps(Sequence[Observation]):
 
     __slots__ = ("_finished",)
 
-    def __init__(self, finished: Sequence[ObservedStep]) -> None:
+    def __init__(self, finished: Sequence[ObservedStep | CoastedStep]) -> None:
         self._finished = finished
 
     def __len__(self) -> int:
@@ -40,7 +41,13 @@ class ObservedSteps(Sequence[Observation]):
     def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return Observation(*self._finished[index])
+        lane, what, third, beside, sms, predicted_s, measured_s = self._finished[index]
+        if isinstance(what, Work):
+            assert beside is None or isinstance(beside, Work)
+            return Observation(lane, what, third, beside, sms, predicted_s, measured_s)
+        assert not isinstance(beside, Work)
+        work = Work((), what, third, None, True, 0, beside)
+        return Observation(lane, work, sms, None, 0, predicted_s, measured_s)
 
 
 class InstanceView:
@@ -80,7 +87,7 @@ class InstanceView:
         put(self, "prefilling", MappingProxyType(instance.prefilling))
         put(self, "decoding", MappingProxyType(instance.cohort.members))
         put(self, "incoming", MappingProxyType(instance.incoming))
-        put(self, "observed", ObservedSteps(cast(Sequence[ObservedStep], instance.observed)))
+        put(self, "observed", ObservedSteps(cast(Sequence[ObservedStep | CoastedStep], instance.observed)))
         put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
         put(self, "total_blocks", instance.ledger.total)
         put(self, "block_tokens", instance.ledger.block_tokens)
