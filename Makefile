@@ -18,12 +18,15 @@ lint: $(VENV)/.installed-dev
 typecheck: $(VENV)/.installed-dev
 	$(RUN)/mypy
 
-# The pictures that README and docs show.
+# The pictures that README and docs show; those of pages need Chromium.
 figures: demo
 	$(RUN)/bulletsim simulate --trace workload:code --rate 5 --requests 120 --policy bullet --model Llama-3.1-8B \
 	    --device A100-80G --slo-ttft-per-token 0.0015 --slo-ttft-floor 3.072 --slo-tpot 0.2 --out out/timeline --force
 	$(RUN)/bulletsim plot timeline out/timeline --out out/timeline/timeline.png
-	cp out/demo/frontier.png out/demo/latency.png out/demo/knees.csv out/timeline/timeline.png docs/figures/
+	$(RUN)/bulletsim plot prediction out/timeline --out out/timeline/prediction.png
+	cp out/demo/frontier.png out/demo/latency.png out/demo/knees.csv out/timeline/timeline.png \
+	    out/timeline/prediction.png docs/figures/
+	$(RUN)/python benchmarks/screenshots.py out/demo out/timeline
 
 # The fitted models in the package, from kernel tables of the package aiconfigurator-core and, under TABLES, of a vLLM run.
 # On the RTX 4090 the run itself leaves no room for host time (docs/benchmarks.md).

@@ -23,7 +23,7 @@ from benchmarks.chromium import PHONE, WIDE, Browser, browsing, find_chromium  #
 from sim.report.sources import kind_of, simulated_page  # noqa: E402
 
 NO_BROWSER = 2
-COLOURS = 48
+COLOURS = 160
 TALLEST = 1500
 """CSS pixels; a page goes on below."""
 

@@ -51,7 +51,7 @@ def prediction(steps: StepLog, *, start_s: float = 0.0, end_s: float | None = No
         errors.axhspan(-100 * LIMIT, 100 * LIMIT, color=GREY, alpha=0.15, linewidth=0)
         errors.axhline(0, color=GREY, linewidth=0.7)
         errors.set(xlabel="Time (s)", ylabel="Error of prediction (%)", xlim=(start_s, end_s))
-        errors.legend(loc="upper right", ncols=len(lanes))
+        errors.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(lanes))
     return drawing
 
 

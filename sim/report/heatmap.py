@@ -101,19 +101,22 @@ def _edges(limits: Floats) -> list[float]:
 
 
 def _cells(chart: Chart, found: HeatMap, edges: list[float], heights: list[float]) -> Iterator[Markup]:
-    for row, tpot in enumerate(found.tpot_s):
-        for column, ttft in enumerate(found.ttft):
+    # Rounded before they are subtracted, so that no gap is between neighbours.
+    sides = [round(chart.at((edge, heights[0]))[0], 1) for edge in edges]
+    tops = [round(chart.at((edges[0], height))[1], 1) for height in heights]
+    for row, tpot in enumerate(found.tpot_s.tolist()):
+        for column, ttft in enumerate(found.ttft.tolist()):
             share = float(found.attained[row, column])
-            left, bottom = chart.at((edges[column], heights[row]))
-            right, top = chart.at((edges[column + 1], heights[row + 1]))
-            limit = f"{number(float(ttft))} times the SLO's" if found.relative else seconds(float(ttft))
-            place = {"x": left, "y": top, "width": right - left + 0.3, "height": bottom - top + 0.3}
+            limit = f"{number(ttft)} times the SLO's" if found.relative else seconds(ttft)
             yield tag(
                 "rect",
+                x=f"{sides[column]:g}",
+                y=f"{tops[row + 1]:g}",
+                width=f"{sides[column + 1] - sides[column]:.1f}",
+                height=f"{tops[row] - tops[row + 1]:.1f}",
                 class_="h",
-                **{name: f"{value:.1f}" for name, value in place.items()},
                 **{"fill-opacity": f"{share**2:.2f}"},
-                **{"data-tip": f"TTFT {limit}, TPOT {seconds(float(tpot))}: {percent(share)} meet both"},
+                **{"data-tip": f"TTFT {limit}, TPOT {seconds(tpot)}: {percent(share)} meet both"},
             )
 
 
