@@ -17,7 +17,8 @@ are corrected by alpha, refreshed from finished steps (policies.recalibration).
 
 Left open by the text, and settings here: layers a group (4), the percentile (P90) and its population (pending requests
 and the last 100 finished), how much of a long queue is forecast, when a batch makes use of its SMs, what a burst is.
-The ablations of the paper's figure 23 are ``partition``, ``reorder`` and ``pause_decode`` switched off.
+The ablations of the paper's figure 23 switch off ``partition`` (w/Scheduler), or what the scheduler does, ``move_sms``,
+``reorder`` and ``pause_decode`` (w/Partition), or ``partition`` and the last two (Naive).
 """
 
 from __future__ import annotations
@@ -26,12 +27,23 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.admission import Relief
-from policies.api import Decision, LaneView, Router, Step, View
+from policies.api import Decision, LaneView, RequestProgress, Router, Step, View
 from policies.bulletplan import Planning, PrefillPlan
 from policies.bulletsplit import Clock, Splitting, State, decode_clock, first_state
 from policies.forecast import TtftForecast
 from policies.routing import LeastLoaded
 from policies.twolanes import DECODE, PREFILL, TwoLanes, room, whole_steps
+
+new = tuple.__new__
+"""For what each decision makes: their own constructors take three times as long."""
+
+PLAIN = Step(PREFILL, 1)[4:]
+"""What else there is to a step that prefills."""
+
+
+def decode_step(sms: int, victims: tuple[RequestProgress, ...], again: bool = False) -> Step:
+    """A step of all that decode."""
+    return new(Step, (DECODE, sms, (), None, True, victims, None, again, *PLAIN[4:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,7 @@ class Bullet(TwoLanes, Planning, Splitting):
     sm_step: SMs by which shares change, at most half of them; None takes the device's granularity.
     max_resident: requests that may hold KV at once.
     partition: whether the phases have shares; without, both are launched on all SMs.
+    move_sms: whether shares follow the state; without, each phase has half of the SMs while both have work.
     reorder, pause_decode, recalibrate: switch these parts off to see what they are worth.
     pause_on_queue: whether a queue behind the batch is reason enough to pause; else TTFTs must be in danger.
     on_time, hurry_for_kv, cap_at_drain: not the paper's; see policies.bullet_eager.
@@ -59,6 +72,7 @@ class Bullet(TwoLanes, Planning, Splitting):
     sm_step: int | None = None
     max_resident: int = 1024
     partition: bool = True
+    move_sms: bool = True
     reorder: bool = True
     pause_decode: bool = True
     pause_on_queue: bool = True
@@ -82,19 +96,21 @@ class Bullet(TwoLanes, Planning, Splitting):
         prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
         before = view.memo if isinstance(view.memo, State) else first_state(view, whole_steps(view, self.sm_step))
         if prefill.batch and not prefill.busy and (decode.busy or not view.decoding):
-            return Decision((self._next_group(view, prefill, decode, before),), before)
+            return new(Decision, ((self._next_group(view, prefill, decode, before),), before))
         if prefill.busy and not view.decoding:
-            return Decision((), before)
+            return new(Decision, ((), before))
         if self.recalibrate:
-            before = before._replace(alphas=before.alphas.after(view.observed))
+            alphas = before.alphas.after(view.observed)
+            if alphas is not before.alphas:
+                before = new(State, (*before[:-1], alphas))
         relief = room(view)
         plan = self._plan(view, prefill, relief, before.prefill_sms, before.alphas.prefill)
         if plan is None:
-            sms, state = view.sms, before._replace(prefill_sms=view.sms, decode_sms=view.sms)
+            sms, state = view.sms, before.split(view.sms, view.sms)
             if decode.busy or not relief.decodes:
-                return Decision((), state)
+                return new(Decision, ((), state))
             again = not view.waiting
-            return Decision((Step(DECODE, sms, (), None, True, relief.victims, None, again),), state)
+            return new(Decision, ((decode_step(sms, relief.victims, again),), state))
         return self._share(view, plan, relief, before)
 
     def _next_group(self, view: View, prefill: LaneView, decode: LaneView, before: State) -> Step:
@@ -105,7 +121,7 @@ class Bullet(TwoLanes, Planning, Splitting):
         """
         layers = min(self.layers_per_step, view.latency.model.layers - prefill.layers_done)
         sms = max(before.prefill_sms, view.sms - decode.sms) if decode.busy else view.sms
-        return Step(PREFILL, sms, prefill.batch, layers)
+        return new(Step, (PREFILL, sms, prefill.batch, layers, *PLAIN))
 
     def _share(self, view: View, plan: PrefillPlan, relief: Relief, before: State) -> Decision:
         """Steps for the idle lanes while there is something to prefill."""
@@ -114,21 +130,26 @@ class Bullet(TwoLanes, Planning, Splitting):
             steps = () if prefill.busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
             return Decision(steps, before._replace(prefill_sms=view.sms))
         decode_s = decode_clock(view, plan, before.alphas.decode)
-        if self.partition:
-            state = self._split(view, plan, decode_s, before)
+        if not self.partition:
+            state = before.split(view.sms, view.sms)
+        elif not self.move_sms:
+            step = whole_steps(view, self.sm_step)
+            half = view.sms // 2 // step * step
+            state = before._replace(prefill_sms=view.sms - half, decode_sms=half)
         else:
-            state = before._replace(prefill_sms=view.sms, decode_sms=view.sms)
+            state = self._split(view, plan, decode_s, before)
         if decode.busy:
             # As in a next group: what the step in flight leaves, or this phase's part.
             sms = max(state.prefill_sms, view.sms - decode.sms)
-            return Decision((Step(PREFILL, sms, plan.chunks, plan.layers),), state)
+            return new(Decision, ((new(Step, (PREFILL, sms, plan.chunks, plan.layers, *PLAIN)),), state))
         steps = ()
         if not self._may_pause(view, plan, decode_s(state.decode_sms)):
-            sms = self._decode_sms(view, plan, state.decode_sms, decode_s)
-            steps = (Step(DECODE, sms, (), None, True, relief.victims),)
+            sms = self._decode_sms(view, plan, state.decode_sms, decode_s) if self.move_sms else state.decode_sms
+            steps = (decode_step(sms, relief.victims),)
         if not prefill.busy:
-            steps = (*steps, Step(PREFILL, state.prefill_sms if steps else view.sms, plan.chunks, plan.layers))
-        return Decision(steps, state)
+            sms = state.prefill_sms if steps else view.sms
+            steps = (*steps, new(Step, (PREFILL, sms, plan.chunks, plan.layers, *PLAIN)))
+        return new(Decision, (steps, state))
 
     def _may_pause(self, view: View, plan: PrefillPlan, step_s: float) -> bool:
         """Whether decode can sit out the next layer group: there is a burst, and the TPOT SLO has room for it."""

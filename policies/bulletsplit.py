@@ -32,6 +32,10 @@ class State(NamedTuple):
     past_tpot: float = 0.0
     alphas: Alphas = UNCORRECTED
 
+    def split(self, prefill_sms: int, decode_sms: int) -> State:
+        """This state with other shares."""
+        return tuple.__new__(State, (prefill_sms, decode_sms, *self[2:]))
+
 
 def first_state(view: View, step: int) -> State:
     """All SMs for both; and how many draw nine tenths of the bandwidth: decode's share without a TPOT SLO."""
@@ -69,7 +73,7 @@ class Splitting:
         total, step = view.sms, whole_steps(view, self.sm_step)
         if view.slo.tpot_s is None:
             sms = before.saturating_sms
-            return before._replace(prefill_sms=total - sms, decode_sms=sms)
+            return before.split(total - sms, sms)
         before = self._with_past(view, before)
         useful_s = decode_s(before.saturating_sms)
         limit_s = self._decode_limit_s(view, plan, useful_s)
@@ -77,7 +81,7 @@ class Splitting:
         guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
         fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
         if fit is not None and before.past_tpot <= 1:
-            return before._replace(prefill_sms=total - fit, decode_sms=fit)
+            return before.split(total - fit, fit)
 
         def pace(sms: int) -> float:
             return plan.alpha * view.latency.estimate(plan.left, sms).seconds / plan.whole_s
@@ -93,7 +97,7 @@ class Splitting:
         else:
             savable = plan.forecast.savable(pace(total - step))
             sms = self._balanced_sms(view, savable, pace, decode_s, step)
-        return before._replace(prefill_sms=total - sms, decode_sms=sms)
+        return before.split(total - sms, sms)
 
     def _decode_limit_s(self, view: View, plan: PrefillPlan, useful_s: float) -> float:
         """How long the next decode step may last; ``useful_s`` is about the shortest that it could."""

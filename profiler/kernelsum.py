@@ -69,6 +69,8 @@ class KernelSumModel:
     _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
     _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
+    _losses: tuple[tuple[float, float], tuple[float, float]] = field(init=False, repr=False, compare=False)
+    _decode_host_s: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in (*HOST_TIMES, "reserve_tokens"):
@@ -84,6 +86,8 @@ class KernelSumModel:
         object.__setattr__(self, "_costs", self.layer_costs.by_sms(self.device.sms))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
         object.__setattr__(self, "_beside_shares", {})
+        object.__setattr__(self, "_losses", (self._contention(False), self._contention(True)))
+        object.__setattr__(self, "_decode_host_s", self.launch_overhead_s + self.pass_overhead_s)
 
     @abstractmethod
     def _make_table(self, shard: Shard) -> StepTable: ...
@@ -141,7 +145,8 @@ class KernelSumModel:
             layer_s, of_prefill, of_decode = self._costs[sms]
             seconds = (of_prefill if prefill else of_decode) * seconds
             seconds += layer_s * (self.model.layers if layers is None else layers)
-        return Estimate(seconds + self.host_seconds(work), source)
+        host_s = self._decode_host_s if layers is None and not prefill else self.host_seconds(work)
+        return new(Estimate, (seconds + host_s, source))
 
     def decode_pace(self, requests: int, sms: int) -> Pace:
         """See :class:`profiler.latency.Paced`."""
@@ -248,8 +253,9 @@ class KernelSumModel:
         return dram_seconds / seconds
 
     def _contended(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
-        self._check_beside(beside_sms)
         total = self.device.sms
+        if not 0 < beside_sms <= total:
+            raise self._bad_sms("beside_sms", beside_sms)
         both = sms + beside_sms
         if both > total and self.sharing == "in-order":
             return self._in_order(work, sms, beside, beside_sms)
@@ -257,11 +263,14 @@ class KernelSumModel:
             sms = sms * total // both or 1
             beside_sms = beside_sms * total // both or 1
         seconds, dram_seconds, source = self._table.launch(work, sms)
-        anyway, ceiling = self._contention(work.decode_requests > 0)
+        anyway, ceiling = self._losses[work.decode_requests > 0]
         seconds *= 1 + anyway
         if not ceiling:
             return seconds, source
-        return seconds + ceiling * self.dram_share(beside, beside_sms) * dram_seconds, source
+        share = self._beside_shares.get((beside, beside_sms))
+        if share is None:
+            share = self.dram_share(beside, beside_sms)
+        return seconds + ceiling * share * dram_seconds, source
 
     def _in_order(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
         """Beside a launch on some of the same SMs, their blocks in order of launch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
+from policies.api import LINK, Chunk, Load, Memo, Observation, Outcome, RequestProgress, Role, Step
 from profiler.work import Overlap, Work
 from sim.ledger import BlockLedger
 from sim.prefixcache import CachedPrefix, PrefixCache
@@ -16,11 +16,8 @@ new = tuple.__new__
 OBSERVED_STEPS = 64
 OBSERVED_OUTCOMES = 100
 
-ObservedStep = tuple[str, Work, int, Work | None, int, float, float]
-"""The fields of an :class:`policies.api.Observation`."""
-
 CoastedStep = tuple[str, int, int, Overlap | None, int, float, float]
-"""The same of a decode step alone: lane, requests, context, overlap, SMs, predicted and measured seconds."""
+"""An observation of a decode step alone: lane, requests, context, overlap, SMs, predicted and measured seconds."""
 
 
 class PolicyError(ValueError):
@@ -64,7 +61,7 @@ class Instance:
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
         self.arriving: dict[int, RequestState] = {}
-        self.observed: deque[ObservedStep | CoastedStep] = deque(maxlen=OBSERVED_STEPS)
+        self.observed: deque[Observation | CoastedStep] = deque(maxlen=OBSERVED_STEPS)
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False

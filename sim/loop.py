@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from policies.api import SLO, Policy, RequestProgress, Role, Step
+from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
@@ -32,6 +32,8 @@ from sim.view import Clock, InstanceView, TrueInstanceView
 from traces.arrivals import ArrivalSource
 
 NEVER = float("inf")
+
+new = tuple.__new__
 
 
 class ServingLoop:
@@ -267,24 +269,12 @@ class ServingLoop:
         lane.busy, lane.sms, lane.work = True, step.sms, work
         instance.busy_lanes += 1
         lane.started_s, lane.predicted_s, lane.asked = now, predicted.seconds + delay_s, instance.asked
-        launch = Launch(
-            self._launches,
-            instance.index,
-            step,
-            work,
-            now,
-            beside,
-            beside_sms,
-            predicted,
-            self._latency,
-            len(instance.waiting),
-            instance.ledger.free,
-            source,
-            tuple(instance.cohort.members.values()) if self._holder and step.decode else (),
-            delay_s,
-        )
+        waiting, free_blocks = len(instance.waiting), instance.ledger.free
+        decoding = tuple(instance.cohort.members.values()) if self._holder and step.decode else ()
+        what = (self._launches, instance.index, step, work, now, beside, beside_sms, predicted)
+        launch = new(Launch, (*what, self._latency, waiting, free_blocks, source, decoding, delay_s))
+        self._flights[self._launches] = launch
         self._launches += 1
-        self._flights[launch.launch_id] = launch
         self._executor.start(launch)
         if self._check_every_step:
             self.check()
@@ -315,7 +305,8 @@ class ServingLoop:
 
     def _complete(self, completion: Completion) -> Launch:
         """Does to requests and blocks what a finished launch did, and returns it."""
-        launch = self._flights.pop(completion.launch_id)
+        launch_id, end_s = completion
+        launch = self._flights.pop(launch_id)
         instance, step = self._instances[launch.instance], launch.step
         lane, effects = instance.lanes[step.lane], self._effects
         lane.busy, lane.work = False, None
@@ -324,12 +315,17 @@ class ServingLoop:
         if step.transfer is not None:
             effects.transferred(instance, launch)
         if step.decode:
-            effects.decoded(instance, instance.cohort.finish_step(completion.end_s))
+            effects.decoded(instance, instance.cohort.finish_step(end_s))
         if step.prefill:
-            effects.prefilled(instance, lane, step.prefill, launch.work, completion.end_s)
-        seconds = (launch.predicted_s, completion.end_s - launch.start_s)
-        instance.observed.append((step.lane, launch.work, step.sms, launch.beside, launch.beside_sms, *seconds))
-        self._tally.completed(launch, completion.end_s)
+            effects.prefilled(instance, lane, step.prefill, launch.work, end_s)
+        _, _, _, work, start_s, beside, beside_sms, (predicted_s, source), _, waiting, free_blocks, _, _, delay_s = (
+            launch
+        )
+        predicted_s += delay_s
+        seen = (step.lane, work, step.sms, beside, beside_sms, predicted_s, end_s - start_s)
+        instance.observed.append(new(Observation, seen))
+        row = (waiting, free_blocks, source)
+        self._tally.ran(step.lane, work, start_s, end_s, instance.index, step.sms, predicted_s, row)
         if self._check_every_step:
             self.check()
         return launch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.api import RequestProgress, Step
+from policies.api import Observation, RequestProgress, Step
 from profiler.latency import LatencyModel
 from sim.checked_policy import CheckedPolicy
 from sim.coast import Coast
@@ -20,6 +20,8 @@ from sim.view import Clock, InstanceView
 from traces.arrivals import ArrivalSource
 
 NEVER = float("inf")
+
+new = tuple.__new__
 
 
 class Solo:
@@ -125,7 +127,7 @@ class Solo:
             self._effects.decoded(instance, instance.cohort.finish_step(end_s))
         if step.prefill:
             self._effects.prefilled(instance, lane, step.prefill, work, end_s)
-        instance.observed.append((step.lane, work, sms, None, 0, predicted[0], end_s - start_s))
+        instance.observed.append(new(Observation, (step.lane, work, sms, None, 0, predicted[0], end_s - start_s)))
         self._tally.ran(step.lane, work, start_s, end_s, instance.index, sms, predicted[0], row)
         if self._check is not None:
             self._check()

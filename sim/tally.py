@@ -52,12 +52,6 @@ class Tally:
         """The number that stands for a lane's name in the log."""
         return self._lanes.setdefault(name, len(self._lanes))
 
-    def completed(self, launch: Launch, end_s: float) -> None:
-        """Adds a finished launch."""
-        lane, work, start_s = launch.step.lane, launch.work, launch.start_s
-        seen = (launch.waiting, launch.free_blocks, launch.predicted.source)
-        self.ran(lane, work, start_s, end_s, launch.instance, launch.step.sms, launch.predicted_s, seen)
-
     def ran(
         self,
         lane: str,

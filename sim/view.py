@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast, overload
@@ -9,7 +10,7 @@ from typing import cast, overload
 from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
 from profiler.latency import LatencyModel
 from profiler.work import Work
-from sim.instance import CoastedStep, Instance, ObservedStep
+from sim.instance import CoastedStep, Instance
 from sim.ledger import BlockLedger
 from sim.state import DecodeCohort, Lane
 
@@ -24,11 +25,11 @@ class Clock:
 
 
 class ObservedSteps(Sequence[Observation]):
-    """The last finished steps, oldest first, each made into an Observation only when somebody looks."""
+    """The last finished steps, oldest first; those of a coast become Observations only when somebody looks."""
 
     __slots__ = ("_finished",)
 
-    def __init__(self, finished: Sequence[ObservedStep | CoastedStep]) -> None:
+    def __init__(self, finished: deque[Observation | CoastedStep]) -> None:
         self._finished = finished
 
     def __len__(self) -> int:
@@ -41,13 +42,13 @@ class ObservedSteps(Sequence[Observation]):
     def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        lane, what, third, beside, sms, predicted_s, measured_s = self._finished[index]
-        if isinstance(what, Work):
-            assert beside is None or isinstance(beside, Work)
-            return Observation(lane, what, third, beside, sms, predicted_s, measured_s)
-        assert not isinstance(beside, Work)
-        work = Work((), what, third, None, True, 0, beside)
-        return Observation(lane, work, sms, None, 0, predicted_s, measured_s)
+        finished = self._finished[index]
+        if isinstance(finished, Observation):
+            return finished
+        lane, decodes, context, overlap, sms, predicted_s, measured_s = finished
+        work = Work((), decodes, context, None, True, 0, overlap)
+        seen = self._finished[index] = Observation(lane, work, sms, None, 0, predicted_s, measured_s)
+        return seen
 
 
 class InstanceView:
@@ -87,7 +88,7 @@ class InstanceView:
         put(self, "prefilling", MappingProxyType(instance.prefilling))
         put(self, "decoding", MappingProxyType(instance.cohort.members))
         put(self, "incoming", MappingProxyType(instance.incoming))
-        put(self, "observed", ObservedSteps(cast(Sequence[ObservedStep | CoastedStep], instance.observed)))
+        put(self, "observed", ObservedSteps(instance.observed))
         put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
         put(self, "total_blocks", instance.ledger.total)
         put(self, "block_tokens", instance.ledger.block_tokens)
