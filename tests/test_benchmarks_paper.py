@@ -169,8 +169,8 @@ def test_figure_23_is_an_order() -> None:
     """P90 TTFT, TPOT of each variant, as the paper's text has them with a partition that nothing moves."""
     values = {
         "Naive": (2.0, 0.2),
-        "w/Partition": (3.0, 0.1),
-        "halves": (9.0, 0.05),
+        "w/Partition": (9.0, 0.05),
+        "moved": (3.0, 0.1),
         "w/Scheduler": (1.5, 0.2),
         "Bullet": (1.0, 0.1),
     }
@@ -179,7 +179,7 @@ def test_figure_23_is_an_order() -> None:
     }
     swept |= {("ShareGPT", name, 20.0): [outcome()] for name in values}
     assert all(number.holds for number in fig23.numbers(swept))
-    swept["Azure-Code", "Naive", 5.0] = [outcome(ttft_p90_s=4.0, tpot_s=0.08)]
+    swept["Azure-Code", "Naive", 5.0] = [outcome(ttft_p90_s=10.0, tpot_s=0.04)]
     fails = {number.key for number in fig23.numbers(swept) if not number.holds}
     assert fails == {"fig23.naive_tpot", "fig23.partition_ttft"}
 

@@ -55,6 +55,11 @@ def draw(swept: Swept) -> Figure:
     return drawing
 
 
+def _latencies(swept: Swept, name: str, system: str, rate: float) -> str:
+    seeds = swept[name, system, rate]
+    return f"{mean(seeds, 'ttft_s'):.2f} s, {1e3 * mean(seeds, 'tpot_s'):.0f} ms"
+
+
 def main() -> None:
     """See the module."""
     chosen = options(__doc__)
@@ -70,14 +75,7 @@ def main() -> None:
     finish("ceiling", chosen, draw(swept), KEY_HEADER, rows_of(swept), ())
     table("### SLO attainment", ("system", *header), rows)
     latencies = [
-        (
-            system,
-            *(
-                f"{mean(swept[name, system, rate], 'ttft_s'):.2f} s, {1e3 * mean(swept[name, system, rate], 'tpot_s'):.0f} ms"
-                for name in WORKLOADS
-                for rate in RATES[name]
-            ),
-        )
+        (system, *(_latencies(swept, name, system, rate) for name in WORKLOADS for rate in RATES[name]))
         for system in SYSTEMS
     ]
     table("### Mean TTFT and TPOT", ("system", *header), latencies)
