@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from sim.config import PolicySettings, RunConfig
 from sim.fanout import HERE, Fanout
 from sim.metrics import TARGET_ATTAINMENT
@@ -44,6 +46,12 @@ class Varied:
     @property
     def whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def __str__(self) -> str:
+        """The text that :func:`varied` reads."""
+        if self.choices:
+            return f"{self.name}={','.join(map(_spelled, self.choices))}"
+        return f"{self.name}={self.low}:{self.high}{':log' if self.log else ''}"
 
     def suggest(self, trial: Any) -> Any:
         """A value for an optuna trial."""
@@ -79,6 +87,10 @@ def varied(text: str) -> Varied:
     return Varied(name=name, low=low, high=high, log=len(parts) == 3)
 
 
+def _spelled(choice: Any) -> str:
+    return choice if isinstance(choice, str) else json.dumps(choice)
+
+
 def _plain(text: str) -> Any:
     try:
         value = json.loads(text)
@@ -98,6 +110,19 @@ class Tuning:
     rows: Sequence[Row]
     front: Sequence[Row]
     failed: int
+
+
+class Tuned(BaseModel):
+    """tuning.json: the question, spelled as on the command line, how many trials there were, and cells of the front."""
+
+    vary: list[str]
+    rates: str
+    minimise: str
+    target: float
+    trials: int
+    failed: int
+    front: list[str]
+    config: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,19 +166,20 @@ class Tuner:
             progress(len(study.trials), trials)
         found = Tuning(rows=list(done.rows), front=self.front(done.rows), failed=failed)
         with replacing(directory / TUNING) as partial:
-            write_json(partial, self._document(found))
+            write_json(partial, self._told(found).model_dump())
         return found
 
-    def _document(self, found: Tuning) -> dict[str, Any]:
-        return {
-            "settings": [one.name for one in self.settings],
-            "minimise": self.latency,
-            "target": self.target,
-            "trials": len(found.rows),
-            "failed": found.failed,
-            "front": [row["cell"] for row in found.front],
-            "config": self.base.model_dump(mode="json"),
-        }
+    def _told(self, found: Tuning) -> Tuned:
+        return Tuned(
+            vary=list(map(str, self.settings)),
+            rates=f"{self.rate.low:g}:{self.rate.high:g}",
+            minimise=self.latency,
+            target=self.target,
+            trials=len(found.rows),
+            failed=found.failed,
+            front=[row["cell"] for row in found.front],
+            config=self.base.model_dump(mode="json"),
+        )
 
     def front(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that keep the target and that none which does beats in throughput and in latency."""

@@ -197,6 +197,16 @@ def test_its_page_can_be_made_again_of_its_files(
     assert "plan.json: device is missing" in capsys.readouterr().err
 
 
+def test_a_device_run_has_the_page_and_the_trace_of_a_run(whole: Path, tmp_path: Path) -> None:
+    directory = real_runs(whole / "out")[0]
+    assert run(["report", str(directory), "--out", str(tmp_path / "run.html")]) == 0
+    assert "SM share" in (tmp_path / "run.html").read_text()
+    assert run(["plot", "trace", str(directory), "--out", str(tmp_path / "trace.json")]) == 0
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert sum(event["ph"] == "X" for event in events) == len(load_run(directory).steps)
+    assert run(["plot", "prediction", str(directory), "--out", str(tmp_path / "prediction.svg")]) == 0
+
+
 def test_a_validation_goes_on_where_it_stopped(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole / "out", out)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.report import write_sweep
+from benchmarks.report import MOST_BYTES, many_panels, write_sweep
 from cli.main import run
 from policies.api import SLO
 from sim.metrics import attainment
@@ -160,6 +160,7 @@ def test_a_tuning_shows_its_front(tmp_path: Path) -> None:
     page = Page(tmp_path / "tuned" / "report.html")
     assert "chunked, tuned" in page.words
     assert len(page.having("data-cell")) == len(found.rows)
+    assert any("--vary budget_tokens=256:2048 --rates 1:4 --target 0.9" in words for words in page.words)
     assert any(words.startswith(f"{len(found.front)} of {len(found.rows)} trials") for words in page.words)
 
 
@@ -182,6 +183,9 @@ def test_a_capacity_is_read_from_what_was_printed(
     assert "Capacity: chunked, Llama-3.1-8B on A100-80G, chat" in page.words
     document = json.loads(file.read_text())
     assert len(page.having("data-tip")) == len(document.get("capacity", {}).get("points", []))
+    del document["question"]["target"]
+    file.write_text(json.dumps(document))
+    assert "capacity.json: question.target is missing" in refused([str(file)], capsys)
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -208,6 +212,12 @@ def test_what_no_page_can_be_of_is_told(runs: Path, tmp_path: Path, capsys: pyte
     assert "give --out" in refused([one, one], capsys)
     assert "ends in .html" in refused([one, "--out", str(tmp_path / "x.pdf")], capsys)
     assert list(tmp_path.glob("*.html")) == []
+
+
+def test_a_page_of_500_cells_is_less_than_5_mb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert write_sweep(tmp_path, many_panels()) == 500
+    assert run(["report", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] < MOST_BYTES
 
 
 def test_kinds(runs: Path, sweep: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import screenshots
 from benchmarks.chromium import PHONE, WIDE, Browser, browsing, find_chromium
 from benchmarks.report import write_sweep
 from cli.main import run
@@ -116,3 +117,14 @@ def test_a_heat_map_tells_of_its_cells(browser: Browser, folder: Path) -> None:
     browser.open(folder / "run.html")
     browser.click("rect.h")
     assert "meet both" in browser.value("document.getElementById('tip').textContent")
+
+
+def test_screenshots_are_small_pictures(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert screenshots.main([str(folder / "sweep"), str(folder / "run"), "--to", str(tmp_path)]) == 0
+    names = ["report-phone.png", "report-run.png", "report-sweep-dark.png", "report-sweep.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert [line.split(": ")[0].rsplit("/", 1)[-1] for line in capsys.readouterr().out.splitlines()] == names
+    for name in names:
+        data = (tmp_path / name).read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) < 200_000

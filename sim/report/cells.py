@@ -31,7 +31,7 @@ def told(rows: Sequence[Row]) -> Cells:
         cell = {"policy": row["policy"]}
         cell |= {name: _plain(row[name]) for name in varied if row.get(name) is not None}
         cell["requests/s per GPU"] = number(rate_of(row))
-        cell |= {_words(name): amount(name, row.get(name)) for name in (*HEADLINES, "utilisation")}
+        cell |= {title_of(name): amount(name, row.get(name)) for name in (*HEADLINES, "utilisation")}
         each.append(cell)
     return shared, each
 
@@ -64,7 +64,7 @@ def cells_table(rows: Sequence[Row], facets: Facets) -> Markup:
         numbers = [number(rate_of(row)), *(amount(name, row.get(name)) for name in HEADLINES)]
         lines.append((facets.attributes(*NAMES, row=row) | {"data-cell": str(place)}, [*words, *numbers]))
     return table(
-        [*head, *map(_words, HEADLINES)],
+        [*head, *map(title_of, HEADLINES)],
         [cells for _, cells in lines],
         left=len(head) - 1,
         attributes=[attributes for attributes, _ in lines],
@@ -81,13 +81,18 @@ def settings_table(shared: Mapping[str, str]) -> Markup:
     return table(("setting", "of all cells"), shared.items(), left=2)
 
 
+def config_section(config: Mapping[str, Any]) -> Markup:
+    """The config.json of the run that a search is around."""
+    return tag("details", tag("summary", "config.json"), tag("pre", json.dumps(config, indent=2)))
+
+
 def failures(entries: Iterable[Mapping[str, Any]]) -> Markup:
     """Cells that failed, as failures.json has them."""
     lines = [(entry.get("policy", ""), str(entry.get("rate", "")), entry.get("error", "")) for entry in entries]
     return table(("policy that failed", "rate", "error"), lines, left=3)
 
 
-def _words(name: str) -> str:
+def title_of(name: str) -> str:
     """A column's name in words, such as TTFT P90."""
     if name.endswith("_per_s_per_gpu"):
         return f"{name.removesuffix('_per_s_per_gpu')}, requests/s per GPU".removeprefix("requests, ")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from sim.config import read_json
+from sim.report.capacities import capacity_page, is_capacity
 from sim.report.runs import runs_page
-from sim.report.searches import capacity_page, is_capacity, tuning_page
 from sim.report.sweeps import sweep_page
+from sim.report.tunings import tuning_page
 from sim.results import RESULTS
 from sim.rundir import CONFIG, REQUESTS, load_run
 from sim.tuning import TUNING
@@ -40,7 +40,7 @@ def kind_of(paths: Sequence[Path]) -> Kind:
             raise ValueError(f"{other} is not a run, and several runs are compared; give directories of runs")
         return Kind.comparison
     (path,) = paths
-    if path.is_file() and path.suffix == ".json" and is_capacity(read_json(path)):
+    if is_capacity(path):
         return Kind.capacity
     marks = {Kind.validation: VALIDATION, Kind.tuning: TUNING, Kind.sweep: RESULTS}
     found = next((kind for kind, name in marks.items() if (path / name).is_file()), None)
@@ -61,7 +61,7 @@ def simulated_page(paths: Sequence[Path], kind: Kind) -> str:
     if kind is Kind.tuning:
         return tuning_page(paths[0])
     if kind is Kind.capacity:
-        return capacity_page(read_json(paths[0]), str(paths[0]))
+        return capacity_page(paths[0])
     directories = _runs_in(paths[0]) if kind is Kind.comparison and len(paths) == 1 else list(paths)
     return runs_page({name: load_run(path) for name, path in _named(directories).items()})
 
