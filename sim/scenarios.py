@@ -49,7 +49,7 @@ class Grid:
 
 FULL = {
     "sharegpt": Grid(rates_per_gpu=(8, 16, 20, 22, 25, 28, 31, 34), requests=3500),
-    "code": Grid(rates_per_gpu=(1, 2, 3, 4, 5, 6, 7, 8), requests=1200),
+    "code": Grid(rates_per_gpu=(2, 3, 4, 5, 6, 7, 8, 9), requests=2400),
 }
 QUICK = {
     "sharegpt": Grid(rates_per_gpu=(16, 24, 30), requests=200),
