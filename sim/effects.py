@@ -9,6 +9,7 @@ from profiler.work import Work
 from sim.handover import Handover
 from sim.instance import Instance
 from sim.launch import KVHolder, Launch
+from sim.requestlog import RequestLog
 from sim.state import Lane, RequestState
 from sim.tally import Tally
 from sim.view import Clock
@@ -18,9 +19,9 @@ PROGRESS_EVERY = 512
 
 
 class Effects:
-    """``requests`` and ``answer_tokens`` are of all that have arrived, in that order; ``finished`` counts the former.
+    """``requests`` are those that have arrived and not left, ``answer_tokens`` of all that have arrived, by index.
 
-    ``send_back`` queues a request that a decode instance has pushed out.
+    ``finished`` counts those that have finished.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Effects:
         slo: SLO,
         holder: KVHolder | None,
         odd_gaps_s: list[float],
+        log: RequestLog,
         progress: Callable[[int, float], None] | None,
     ) -> None:
         self._clock = clock
@@ -43,7 +45,8 @@ class Effects:
         self._holder = holder
         self._odd_gaps_s = odd_gaps_s
         self._progress = progress
-        self.requests: list[RequestState] = []
+        self._log = log
+        self.requests: dict[int, RequestState] = {}
         self.answer_tokens: list[int] = []
         self.finished = 0
 
@@ -99,10 +102,11 @@ class Effects:
         elif remaining:
             instance.cohort.join(request, remaining)
         else:
-            if self._handover.withdraw(request):
+            withdrawn = self._handover.withdraw(request)
+            if withdrawn:
                 instance.give_back(request)
                 self._release(request, instance.index)
-            self._finish(instance, request)
+            self._finish(instance, request, on_link=not withdrawn)
 
     def transferred(self, instance: Instance, launch: Launch) -> None:
         """A KV transfer has ended."""
@@ -110,18 +114,30 @@ class Effects:
         request = self.requests[launch.step.transfer.index]
         if self._handover.land(instance, request, launch.work.layers):
             self._release(request, request.instance)
-            if request.state != "finished":
+            if request.state == "finished":
+                self._forget(request)
+            else:
                 request.instance = instance.index
                 instance.cohort.join(request, self.answer_tokens[request.index] - request.emitted)
+
+    def left(self, request: RequestState, *, on_link: bool = False) -> None:
+        """It has finished or was rejected: a row is all that stays of it, once none of its KV is on the link."""
+        self._arrivals.finished(request.index, self._clock.now_s)
+        if not on_link:
+            self._forget(request)
+
+    def _forget(self, request: RequestState) -> None:
+        self._log.add(request, self.answer_tokens[request.index])
+        del self.requests[request.index]
 
     def _release(self, request: RequestState, instance: int) -> None:
         if self._holder is not None:
             self._holder.release(request.index, instance)
 
-    def _finish(self, instance: Instance, request: RequestState) -> None:
+    def _finish(self, instance: Instance, request: RequestState, *, on_link: bool = False) -> None:
         request.state = "finished"
         instance.outcomes.append(request.outcome(self._slo))
         self.finished += 1
-        self._arrivals.finished(request.index, self._clock.now_s)
+        self.left(request, on_link=on_link)
         if self._progress is not None and self.finished % PROGRESS_EVERY == 0:
             self._progress(self.finished, self._clock.now_s)

@@ -7,7 +7,7 @@ computed is at most the layers before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from policies.api import Step
 from sim.instance import Instance
@@ -29,8 +29,8 @@ class Handover:
         self._touch = touch
         self._streaming: dict[int, Instance] = {}
 
-    def announce(self, step: Step, requests: Sequence[RequestState]) -> None:
-        """A launch has begun: offers those of ``requests``, all that have arrived, whose prefill it ends."""
+    def announce(self, step: Step, requests: Mapping[int, RequestState]) -> None:
+        """A launch has begun: offers those of ``requests``, all that are here, whose prefill it ends."""
         for chunk in step.prefill:
             request = requests[chunk.request.index]
             if request.prefilled_tokens + chunk.tokens == request.prefill_tokens:

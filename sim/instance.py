@@ -180,7 +180,7 @@ class Instance:
             if step.prefill != lane.batch:
                 raise PolicyError("another batch was launched before the last layer of the one in progress")
             return tuple((chunk.tokens, chunk.request.prefilled_tokens) for chunk in step.prefill)
-        taken = set()
+        taken: set[int] = set()
         for other in self.lanes.values():
             if other.batch or other.held:
                 taken.update(chunk.request.index for chunk in (*other.batch, *other.suspended))

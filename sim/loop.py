@@ -10,7 +10,7 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
@@ -25,6 +25,7 @@ from sim.launch import Coaster, Completion, Executor, KVHolder, Launch
 from sim.ledger import BlockLedger
 from sim.limits import Limits
 from sim.records import RunResult
+from sim.requestlog import RequestLog
 from sim.solo import Solo
 from sim.state import RequestState
 from sim.tally import Tally
@@ -66,6 +67,7 @@ class ServingLoop:
         self._clock = Clock()
         self._odd_gaps_s: list[float] = []
         self._tally = Tally(model_layers=latency.model.layers, keep_token_times=keep_token_times)
+        self._log = RequestLog()
         self._flights: dict[int, Launch] = {}
         self._launches = 0
         self._instances = [self._build(index, role) for index, role in enumerate(self._policy.roles(instances))]
@@ -81,6 +83,7 @@ class ServingLoop:
             slo=slo,
             holder=self._holder,
             odd_gaps_s=self._odd_gaps_s,
+            log=self._log,
             progress=progress,
         )
         self._views = [self._view(instance) for instance in self._instances]
@@ -115,9 +118,13 @@ class ServingLoop:
 
     def result(self) -> RunResult:
         """What there is of the run: for one that its executor cut off. Ends it; to be asked once."""
+        for request in self._effects.requests.values():
+            if request.cohort is not None:
+                self._tally.leaving(request)
+                request.cohort.leave(request)
+            self._log.add(request, self._effects.answer_tokens[request.index])
         return self._tally.result(
-            requests=self._effects.requests,
-            answer_tokens=self._effects.answer_tokens,
+            requests=self._log,
             odd_gaps_s=self._odd_gaps_s,
             cohorts=[instance.cohort for instance in self._instances],
             end_s=self._clock.now_s,
@@ -184,8 +191,8 @@ class ServingLoop:
         )
 
     @property
-    def requests(self) -> Sequence[RequestState]:
-        """Those that have arrived so far, in that order."""
+    def requests(self) -> Mapping[int, RequestState]:
+        """Those that have arrived and not left, by the number of their arrival."""
         return self._effects.requests
 
     def free_blocks(self) -> tuple[int, ...]:
@@ -203,13 +210,13 @@ class ServingLoop:
     def _arrive(self) -> None:
         request = self._arrivals.pop()
         state = RequestState(
-            index=len(self._effects.requests),
+            index=len(self._effects.answer_tokens),
             request_id=request.request_id,
             arrival_s=request.arrival_s,
             prompt_tokens=request.prompt_tokens,
         )
         state.chain = self._limits.chain(request)
-        self._effects.requests.append(state)
+        self._effects.requests[state.index] = state
         self._effects.answer_tokens.append(request.output_tokens)
         instance = self._route(state, self._front)
         reason = self._limits.misfit(request.prompt_tokens, request.output_tokens)
@@ -218,7 +225,7 @@ class ServingLoop:
             reason = "queue_full"
         if reason:
             state.state, state.reason = "rejected", reason
-            self._arrivals.finished(state.index, self._clock.now_s)
+            self._effects.left(state)
             return
         instance.enqueue(state)
         self._changed[instance.index] = None
@@ -334,7 +341,7 @@ class ServingLoop:
         until_s = self._limits.until_s
         if until_s is not None and self._clock.now_s >= until_s:
             return
-        stranded = [r for r in self._effects.requests if r.state in ("waiting", "running")]
+        stranded = [r for r in self._effects.requests.values() if r.state in ("waiting", "running")]
         if stranded:
             raise PolicyError(
                 f"{self._policy.name}: {len(stranded)} requests (the first is {stranded[0].request_id}) are left "

@@ -12,10 +12,23 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from policies.admission import blocks_for
 from policies.api import SLO, Chunk, Outcome
 from profiler.work import Work
 from sim.prefixcache import CachedPrefix, Chain
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+def counted(values: Floats, counts: Counts) -> tuple[Floats, Counts]:
+    """Distinct values in order and their counts added up, without those that add up to nothing; shapes (n,), (k,)."""
+    distinct, where = np.unique(values, return_inverse=True)
+    totals = np.bincount(where, weights=counts, minlength=len(distinct)).astype(np.int64)
+    return distinct[totals > 0], totals[totals > 0]
 
 
 class RequestState:
@@ -110,6 +123,9 @@ class RequestState:
         return self.emitted_s if self.cohort is None or not self.decode_steps else self.cohort.end_s[-1]
 
 
+KEPT_STEPS = 1 << 15
+"""Steps noted one by one, at least as many as there have been since the oldest member joined."""
+
 SPAN_STEPS = 32
 """Steps over which the longest gap is kept."""
 
@@ -119,14 +135,16 @@ NOBODY: Sequence[RequestState] = ()
 class DecodeCohort:
     """The requests that decode together on one instance.
 
-    Steps are numbered from 1; ``started`` and ``completed`` count them. ``end_s[k]`` and ``gap_s[k]`` are the end of
-    step k and its distance from the end of step k - 1, ``gap_count[k]`` how many members had that as their inter-token
-    time (index 0 is a placeholder). A member that joined at step j has KV for ``prefill_tokens + started - j`` tokens.
-    ``growing[p]`` counts the members that need a block in steps of which the number leaves p over a block,
-    ``ending[k]`` are those whose last step is k, and ``fresh`` those who have yet to begin their first.
+    Steps are numbered from 1; ``started`` and ``completed`` count them. ``end_s`` and ``gap_s`` hold the end of each
+    step and its distance from the end of the one before, ``gap_count`` how many members had that as their inter-token
+    time; they begin with step ``noted`` (step 0 is a placeholder). A member that joined at step j has KV for
+    ``prefill_tokens + started - j`` tokens. ``growing[p]`` counts the members that need a block in steps of which the
+    number leaves p over a block, ``ending[k]`` are those whose last step is k, and ``fresh`` those who have yet to
+    begin their first.
     """
 
     __slots__ = (
+        "_archive",
         "_block_tokens",
         "_fresh_in_flight",
         "_odd_gaps_s",
@@ -143,6 +161,7 @@ class DecodeCohort:
         "gap_s",
         "growing",
         "members",
+        "noted",
         "started",
     )
 
@@ -151,6 +170,8 @@ class DecodeCohort:
         self._tpot_s = tpot_s
         self._slack_keys: list[float] = []
         self._span_longest_s: list[float] = []
+        self._archive: list[tuple[Floats, Counts]] = []
+        self.noted = 0
         self._odd_gaps_s = odd_gaps_s
         self.ending: dict[int, list[RequestState]] = {}
         self.growing = [0] * block_tokens
@@ -187,16 +208,40 @@ class DecodeCohort:
             request.itl_max_s = max(longest, request.itl_max_s or 0.0)
         if steps:
             request.emitted += steps
-            request.emitted_s = self.end_s[request.joined_step + steps]
+            request.emitted_s = self.end_s[request.joined_step + steps - self.noted]
         del self.members[request.index]
+        if len(self.end_s) >= KEPT_STEPS:
+            self._forget()
         self.context_tokens -= request.prefill_tokens + self.started - request.joined_step
         self.growing[self._phase(request)] -= 1
         request.prefilled_tokens += steps
         request.cohort = None
 
+    def _forget(self) -> None:
+        """Puts away what was noted before any member joined: a long run has more steps than memory for lists."""
+        oldest = min((request.joined_step for request in self.members.values()), default=self.completed)
+        spans = (oldest - self.noted) // SPAN_STEPS
+        old = spans * SPAN_STEPS
+        if old < KEPT_STEPS // 2:
+            return
+        self._archive.append(counted(np.array(self.gap_s[:old]), np.array(self.gap_count[:old])))
+        for noted in (self.end_s, self.gap_s, self.gap_count):
+            del noted[:old]
+        del self._span_longest_s[:spans]
+        self.noted += old
+
+    def gaps(self) -> list[tuple[Floats, Counts]]:
+        """Inter-token times of whole steps and how many had them, in parts of shape (k,)."""
+        return [*self._archive, (np.array(self.gap_s), np.array(self.gap_count))]
+
+    def ends_s(self, first: int, end: int) -> list[float]:
+        """Ends of steps ``first`` to ``end`` - 1, none of which is from before the oldest member joined."""
+        return self.end_s[first - self.noted : end - self.noted]
+
     def _longest_gap_s(self, first: int, end: int) -> float:
         """Of steps ``first`` to ``end`` - 1: the longest of whole spans are kept, so that long answers cost no more."""
         gap_s, longest = self.gap_s, self._span_longest_s
+        first, end = first - self.noted, end - self.noted
         if end - first <= 2 * SPAN_STEPS:
             return max(gap_s[first:end])
         while (len(longest) + 1) * SPAN_STEPS <= end:

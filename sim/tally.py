@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.api import LINK
 from profiler.latency import Source
 from profiler.work import Work
 from sim.launch import Launch
 from sim.prefixcache import PrefixCache
-from sim.records import STATES, PrefixUse, Records, RunResult, StepLog
-from sim.state import DecodeCohort, RequestState
+from sim.records import PrefixUse, RunResult, StepLog
+from sim.requestlog import RequestLog, joined
+from sim.state import DecodeCohort, RequestState, counted
 
 FLUSH_STEPS = 4096
 """Steps kept as rows before they become columns: few enough to be small, many enough to be quick."""
+
+SPAN_STEPS = 1 << 20
+"""Steps whose SM-seconds are added up at once."""
+
+Places = NDArray[np.intp]
 
 StepRow = tuple[float, float, int, int, int, int, int, int, int, int, float, int, int, Source]
 """A step, in the order of the columns below, and what its prediction rests on; see :class:`sim.records.StepLog`."""
@@ -111,14 +118,13 @@ class Tally:
         """Notes the tokens of a request that is about to leave its cohort."""
         if self._token_times is not None and request.cohort is not None:
             first = request.joined_step + 1
-            times = request.cohort.end_s[first : request.joined_step + request.decode_steps + 1]
+            times = request.cohort.ends_s(first, request.joined_step + request.decode_steps + 1)
             self._token_times[request.request_id].extend(times)
 
     def result(
         self,
         *,
-        requests: list[RequestState],
-        answer_tokens: list[int],
+        requests: RequestLog,
         odd_gaps_s: list[float],
         cohorts: list[DecodeCohort],
         end_s: float,
@@ -127,18 +133,11 @@ class Tally:
         cut_off: list[Launch],
         caches: list[PrefixCache],
     ) -> RunResult:
-        """Everything in columns. Requests still decoding keep the tokens they have.
-
-        ``cut_off`` are steps still in flight: no rows, but they held their SMs until the end.
-        """
-        for request in requests:
-            if request.cohort is not None:
-                self.leaving(request)
-                request.cohort.leave(request)
+        """Everything in columns; ``cut_off`` are steps in flight: no rows, but they held their SMs until the end."""
         steps = self._steps()
         seconds, counts = _distinct(odd_gaps_s, cohorts)
         return RunResult(
-            records=_records(requests, answer_tokens),
+            records=requests.records(),
             steps=steps,
             itl_s=seconds,
             itl_count=counts,
@@ -153,10 +152,7 @@ class Tally:
 
     def _steps(self) -> StepLog:
         self._flush()
-        empty = {name: np.empty(0, dtype=dtype) for name, dtype in _COLUMNS.items()}
-        blocks = self._blocks or [empty]
-        columns = {name: np.concatenate([block[name] for block in blocks]) for name in _COLUMNS}
-        return StepLog(lane_names=tuple(self._lanes), **columns)
+        return StepLog(lane_names=tuple(self._lanes), **joined(self._blocks, _COLUMNS))
 
 
 def _prefix_use(caches: list[PrefixCache]) -> PrefixUse | None:
@@ -171,11 +167,23 @@ def _prefix_use(caches: list[PrefixCache]) -> PrefixUse | None:
 
 def _sm_seconds(steps: StepLog, cut_off: list[Launch], end_s: float, instance: int, sms: int) -> float:
     """SM-seconds that steps held on one instance. Shares that overlap for a while hold no more than there is."""
-    here = steps.instance == instance
+    total, since_s, here = 0.0, -np.inf, np.flatnonzero(steps.instance == instance)
+    # A span of steps at a time: sorting all of a long run at once takes more memory than the run itself.
+    for last in here[SPAN_STEPS:-1:SPAN_STEPS]:
+        to_s = float(steps.end_s[last])
+        total += _held(steps, here, [], (since_s, to_s), sms)
+        since_s = to_s
     cut = [launch for launch in cut_off if launch.instance == instance]
-    starts = np.concatenate([steps.start_s[here], [launch.start_s for launch in cut]])
-    ends = np.concatenate([steps.end_s[here], [end_s] * len(cut)])
-    held = np.concatenate([steps.sms[here], np.array([launch.step.sms for launch in cut], dtype=np.int64)])
+    return total + _held(steps, here, cut, (since_s, end_s), sms)
+
+
+def _held(steps: StepLog, here: Places, cut: list[Launch], span_s: tuple[float, float], sms: int) -> float:
+    """SM-seconds of the steps at ``here`` and of ``cut`` within a span of time."""
+    from_s, to_s = span_s
+    place = here[(steps.end_s[here] > from_s) & (steps.start_s[here] < to_s)]
+    starts = np.concatenate([np.maximum(steps.start_s[place], from_s), [launch.start_s for launch in cut]])
+    ends = np.concatenate([np.minimum(steps.end_s[place], to_s), [to_s] * len(cut)])
+    held = np.concatenate([steps.sms[place], np.array([launch.step.sms for launch in cut], dtype=np.int64)])
     times = np.concatenate([starts, ends])
     order = np.argsort(times, kind="stable")
     in_use = np.minimum(np.cumsum(np.concatenate([held, -held])[order]), sms)[:-1]
@@ -184,42 +192,8 @@ def _sm_seconds(steps: StepLog, cut_off: list[Launch], end_s: float, instance: i
 
 def _distinct(odd_gaps_s: list[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:
     """Distinct inter-token times and their counts: those of whole steps, and the odd ones of single requests."""
-    seconds = np.concatenate([np.array(odd_gaps_s), *(np.array(cohort.gap_s) for cohort in cohorts)])
-    counts = np.concatenate([np.ones(len(odd_gaps_s)), *(np.array(cohort.gap_count) for cohort in cohorts)])
-    distinct, where = np.unique(seconds, return_inverse=True)
-    totals = np.bincount(where, weights=counts, minlength=len(distinct)).astype(np.int64)
-    return distinct[totals > 0], totals[totals > 0]
-
-
-def _records(requests: list[RequestState], answer_tokens: list[int]) -> Records:
-    nan = float("nan")
-
-    def seconds(values: list[float | None]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.array([nan if value is None else value for value in values], dtype=np.float64)
-
-    def counts(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array(values, dtype=np.int64)
-
-    return Records(
-        request_id=tuple(r.request_id for r in requests),
-        arrival_s=seconds([r.arrival_s for r in requests]),
-        prompt_tokens=counts([r.prompt_tokens for r in requests]),
-        output_tokens=counts(answer_tokens),
-        generated_tokens=counts([r.emitted for r in requests]),
-        scheduled_s=seconds([r.scheduled_s for r in requests]),
-        first_token_s=seconds([r.first_token_s for r in requests]),
-        last_token_s=seconds([r.emitted_s for r in requests]),
-        itl_mean_s=seconds([_itl_mean_s(r) for r in requests]),
-        itl_max_s=seconds([r.itl_max_s for r in requests]),
-        preemptions=counts([r.preemptions for r in requests]),
-        cached_tokens=counts([r.reused_tokens for r in requests]),
-        instance=counts([r.instance for r in requests]),
-        state=np.array([STATES.index(r.state) for r in requests], dtype=np.int8),
-        reason=tuple(r.reason for r in requests),
-    )
-
-
-def _itl_mean_s(request: RequestState) -> float | None:
-    if request.emitted < 2 or request.first_token_s is None or request.emitted_s is None:
-        return None
-    return (request.emitted_s - request.first_token_s) / (request.emitted - 1)
+    found = [(np.array(odd_gaps_s), np.ones(len(odd_gaps_s), np.int64))]
+    for cohort in cohorts:
+        found += cohort.gaps()
+    seconds, counts = (np.concatenate(column) for column in zip(*found, strict=True))
+    return counted(seconds, counts)
