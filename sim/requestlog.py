@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.growing import GrowingColumns
 from sim.records import STATES, Records
 from sim.state import RequestState
 
@@ -37,8 +38,7 @@ class RequestLog:
         self._rows: list[RequestRow] = []
         self._ids: list[str] = []
         self._reasons: list[str] = []
-        self._order: list[np.ndarray] = []
-        self._blocks: list[dict[str, np.ndarray]] = []
+        self._columns = GrowingColumns({"index": np.int64} | _COLUMNS)
 
     def add(self, request: RequestState, answer_tokens: int) -> None:
         """A request as it stands; it is to change no more."""
@@ -72,26 +72,18 @@ class RequestLog:
         self._rows.clear()
         self._ids += ids
         self._reasons += reasons
-        self._order.append(np.array(index, dtype=np.int64))
-        named = zip(_COLUMNS.items(), values, strict=True)
         # None, for what a request never had, becomes NaN.
-        self._blocks.append({name: np.array(column, dtype=dtype) for (name, dtype), column in named})
+        self._columns.extend([index, *values])
 
     def records(self) -> Records:
         """All requests; ends the log."""
         if self._rows:
             self._flush()
-        order = np.argsort(np.concatenate(self._order)) if self._order else np.empty(0, np.int64)
-        columns = joined(self._blocks, _COLUMNS)
+        columns = self._columns.whole()
+        order = np.argsort(columns.pop("index"))
         ids, reasons = self._ids, self._reasons
         return Records(
             request_id=tuple([ids[place] for place in order]),
             reason=tuple([reasons[place] for place in order]),
             **{name: column[order] for name, column in columns.items()},
         )
-
-
-def joined(blocks: list[dict[str, np.ndarray]], columns: dict[str, type[np.generic]]) -> dict[str, np.ndarray]:
-    """Blocks of columns as whole columns; takes the blocks apart as it goes, so that memory holds little twice."""
-    empty = {name: [np.empty(0, dtype=dtype)] for name, dtype in columns.items()}
-    return {name: np.concatenate([block.pop(name) for block in blocks] or empty[name]) for name in columns}

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 from policies.api import LINK
 from profiler.latency import Source
 from profiler.work import Work
+from sim.growing import GrowingColumns
 from sim.launch import Launch
 from sim.prefixcache import PrefixCache
 from sim.records import PrefixUse, RunResult, StepLog
-from sim.requestlog import RequestLog, joined
+from sim.requestlog import RequestLog
 from sim.state import DecodeCohort, RequestState, counted
 
 FLUSH_STEPS = 4096
@@ -50,7 +51,7 @@ class Tally:
     def __init__(self, *, model_layers: int, keep_token_times: bool) -> None:
         self._model_layers = model_layers
         self.rows: list[StepRow] = []
-        self._blocks: list[dict[str, np.ndarray]] = []
+        self._columns = GrowingColumns(_COLUMNS)
         self._lanes: dict[str, int] = {}
         self._source_s: dict[str, float] = {}
         self._token_times: defaultdict[str, list[float]] | None = defaultdict(list) if keep_token_times else None
@@ -94,15 +95,13 @@ class Tally:
             self._flush()
 
     def _flush(self) -> None:
-        """Turns the rows at hand into a block of columns."""
+        """Turns the rows at hand into columns."""
         if not self.rows:
             return
         *values, sources = zip(*self.rows, strict=True)
         self.rows.clear()
-        named = zip(_COLUMNS.items(), values, strict=True)
-        block = {name: np.array(column, dtype=dtype) for (name, dtype), column in named}
-        self._blocks.append(block)
-        seconds = block["end_s"] - block["start_s"]
+        self._columns.extend(values)
+        seconds = np.array(values[1]) - np.array(values[0])
         labels = np.array(sources)
         for source in dict.fromkeys(sources):
             # One after another, so that the sum does not depend on where a block ends.
@@ -152,7 +151,7 @@ class Tally:
 
     def _steps(self) -> StepLog:
         self._flush()
-        return StepLog(lane_names=tuple(self._lanes), **joined(self._blocks, _COLUMNS))
+        return StepLog(lane_names=tuple(self._lanes), **self._columns.whole())
 
 
 def _prefix_use(caches: list[PrefixCache]) -> PrefixUse | None:

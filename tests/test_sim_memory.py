@@ -10,7 +10,7 @@ from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from profiler import roofline
-from sim import requestlog, state, tally
+from sim import growing, requestlog, state, tally
 from sim.executor import SimExecutor
 from sim.limits import Limits
 from sim.loop import ServingLoop
@@ -46,6 +46,7 @@ def test_where_parts_end_changes_nothing(monkeypatch: pytest.MonkeyPatch, policy
     monkeypatch.setattr(requestlog, "FLUSH_ROWS", 7)
     monkeypatch.setattr(tally, "FLUSH_STEPS", 10)
     monkeypatch.setattr(tally, "SPAN_STEPS", 100)
+    monkeypatch.setattr(growing, "FIRST_ROWS", 5)
     loop = loop_of(policy, instances)
     parts = loop.run()
     assert_same(parts, whole)
