@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -212,6 +213,16 @@ def test_what_no_page_can_be_of_is_told(runs: Path, tmp_path: Path, capsys: pyte
     assert "give --out" in refused([one, one], capsys)
     assert "ends in .html" in refused([one, "--out", str(tmp_path / "x.pdf")], capsys)
     assert list(tmp_path.glob("*.html")) == []
+
+
+def test_a_damaged_run_is_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(runs / "bullet-4", directory)
+    for text, why in (("{}", "has no gpus"), ('{"gpus": 1, "arrived": 1, "states": {}}', "has no states.finished")):
+        (directory / "summary.json").write_text(text)
+        assert f"run run: its summary.json {why}" in refused([str(directory)], capsys)
+    (directory / "steps.parquet").write_text("no")
+    assert "steps.parquet is not a readable Parquet file" in refused([str(directory)], capsys)
 
 
 def test_a_page_of_500_cells_is_less_than_5_mb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from sim.plots.looks import Look, looks
 from sim.plots.series import slo_text, workload_name
+from sim.records import STATES
 from sim.report.cells import amount, told
 from sim.report.distributions import distribution_charts
 from sim.report.facets import facets
@@ -62,10 +63,22 @@ def as_rows(runs: Runs) -> list[Row]:
         settings[run.config.policy.name].add(_settings(run))
     found = []
     for name, run in runs.items():
+        _check(name, run.summary)
         policy = run.config.policy.name
         label = policy if len(settings[policy]) == 1 else f"{policy}({_settings(run)})"
         found.append(row(Cell(label=label, config=run.config), name, dict(run.summary)))
     return found
+
+
+def _check(name: str, summary: Mapping[str, Any]) -> None:
+    """Raises ValueError for a summary that no run has."""
+    states = summary.get("states")
+    absent = [key for key in ("gpus", "arrived") if key not in summary]
+    if not isinstance(states, dict):
+        absent.append("states")
+    absent += [f"states.{state}" for state in STATES if isinstance(states, dict) and state not in states]
+    if absent:
+        raise ValueError(f"run {name}: its summary.json has no {absent[0]}; repeat the run from its config.json")
 
 
 def _settings(run: Run) -> str:
@@ -101,9 +114,7 @@ def _about(one: Row) -> Markup:
     where = f"{one['model']} on {one['gpus']} \N{MULTIPLICATION SIGN} {one['device']}{parallel}"
     rate = "" if one["rate"] is None else f" at {one['rate']:g} requests/s"
     words = f"{one['policy']}, {where}, {workload_name(one['trace'])}{rate}. {one['arrived']} requests judged: "
-    words += ", ".join(
-        f"{one[state]} {state}" for state in ("finished", "rejected", "running", "waiting") if one[state]
-    )
+    words += ", ".join(f"{one[state]} {state}" for state in STATES if one[state])
     return tag("p", f"{words}. SLO: {slo_text(one)}.", class_="lead")
 
 
