@@ -47,7 +47,7 @@ class Cell:
         """Such as ``, line 3``: of the setting whose value or name ``fault`` quotes, else of the policy."""
         document = self.config.model_dump(mode="json")
         settings = {**document["policy"].pop("settings"), **document}
-        for name, line in reversed(self.lines.items()):
+        for name, line in reversed(list(self.lines.items())):
             last = name.rpartition(".")[2]
             value = _found(settings, name)
             if name and (repr(last) in fault or (isinstance(value, str) and value in fault)):
@@ -143,17 +143,17 @@ class _Assembly:
         if per_gpu is not None:
             self._settings["rate"] = _total_rate(per_gpu, self._settings, self._where)
         config = self._checked()
-        name = self._change.get("name")
-        known = {**_names(config), "what_if": name, "label": self._entry.shown}
+        what_if = self._change.get("name")
+        known = {**_names(config), "what_if": what_if, "label": self._entry.shown}
         for number, text in enumerate(self._spec.only):
             if not self._worked_out(text, known, ("only", number)):
                 return None
         label = _label(self._entry, self._point)
         return Cell(
-            label=f"{label}, {name}" if name else label,
+            label=f"{label}, {what_if}" if what_if else label,
             config=config,
             point={**self._case_settings(), **self._changes(), **self._point},
-            what_if=name,
+            what_if=what_if,
             lines=self._lines,
         )
 
