@@ -174,10 +174,12 @@ class Search:
     def bracket(self, config: RunConfig, first: float, width: float = COARSE) -> tuple[float, float]:
         """A rate at which the one seed of ``config`` keeps the target, and one up to ``width`` times it where not.
 
-        (0, rate) where it keeps it at none, (rate, infinity) where at all.
+        (0, rate) where it keeps it at none, (rate, infinity) where at all. ValueError for a rate beyond any looked for.
         """
         kept, missed, rate = 0.0, math.inf, typed(first)
         lowest, highest = LOWEST_PER_GPU * config.gpus, HIGHEST_PER_GPU * config.gpus
+        if not lowest <= rate <= highest:
+            raise ValueError(f"rate is {rate:g}; begin the search at one from {lowest:g} to {highest:g} requests/s")
         while lowest <= rate <= highest and not (kept > 0 and missed / kept <= width):
             if self.keeps(config.model_copy(update={"rate": rate})):
                 kept = rate

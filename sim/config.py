@@ -215,9 +215,9 @@ def one_line(error: ValidationError, where: str, model: type[BaseModel]) -> str:
     if fault["type"] in ("model_type", "dict_type"):
         message = "settings are expected there, each a name and a value"
         if not field:
-            given = "holds nothing" if fault["input"] is None else f"holds {_shown(fault['input'])}"
+            given = "holds nothing" if fault["input"] is None else f"holds {shown(fault['input'])}"
             return f"{where} {given}: {message}"
-    return f"{where}: {field} is {_shown(fault['input'])}: {message}{more}"
+    return f"{where}: {field} is {shown(fault['input'])}: {message}{more}"
 
 
 def _known(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
@@ -236,7 +236,8 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _models(part)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as a message quotes it: what is long is cut."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

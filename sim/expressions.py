@@ -10,7 +10,10 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
+
+from sim.config import shown
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "min": min,
@@ -46,19 +49,19 @@ class Expression:
     """A parsed expression. Raises ValueError for text that is none."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._shown = shown(text)
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
+            self._check(self._tree)
         except (SyntaxError, RecursionError, MemoryError):
-            raise ValueError(f"{text!r} is no expression, such as rate_per_gpu <= 8") from None
-        self._check(self._tree)
+            raise ValueError(f"{self._shown} is no expression, such as rate_per_gpu <= 8") from None
 
     def value(self, settings: Mapping[str, Any]) -> Any:
         """What it comes to with ``settings``, by dotted name. Raises ValueError where it cannot be worked out."""
         try:
             return self._value(self._tree, settings)
-        except (TypeError, ArithmeticError) as error:
-            raise ValueError(f"{self._text!r} cannot be worked out: {error}") from None
+        except (TypeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(f"{self._shown} cannot be worked out: {error}") from None
 
     def _check(self, node: ast.AST) -> None:
         known = isinstance(node, ast.BoolOp | ast.IfExp | ast.List | ast.Tuple | ast.Compare) or _name(node) is not None
@@ -69,8 +72,8 @@ class Expression:
         if isinstance(node, ast.Compare):
             known = all(type(one) in _BINARY for one in node.ops)
         if not known:
-            part = ast.unparse(node)
-            raise ValueError(f"{self._text!r}: {part!r} is beyond what an expression may hold; see docs/files.md")
+            part = shown(ast.unparse(node))
+            raise ValueError(f"{self._shown}: {part} is beyond what an expression may hold; see docs/files.md")
         if _name(node) is None:
             for part_node in ast.iter_child_nodes(node):
                 if isinstance(part_node, ast.expr):
@@ -83,7 +86,7 @@ class Expression:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.BinOp):
-            return _BINARY[type(node.op)](self._value(node.left, settings), self._value(node.right, settings))
+            return _arithmetic(node.op, self._value(node.left, settings), self._value(node.right, settings))
         if isinstance(node, ast.UnaryOp):
             return _UNARY[type(node.op)](self._value(node.operand, settings))
         if isinstance(node, ast.IfExp):
@@ -96,7 +99,7 @@ class Expression:
             steps = zip(node.ops, sides, sides[1:], strict=False)
             return all(_BINARY[type(one)](left, right) for one, left, right in steps)
         if isinstance(node, ast.Call):
-            return FUNCTIONS[str(_name(node.func))](*self._values(node.args, settings))
+            return _called(str(_name(node.func)), list(self._values(node.args, settings)))
         assert isinstance(node, ast.List | ast.Tuple)
         return list(self._values(node.elts, settings))
 
@@ -105,8 +108,23 @@ class Expression:
 
     def _setting(self, name: str, settings: Mapping[str, Any]) -> Any:
         if name not in settings:
-            raise ValueError(f"{self._text!r}: {name} is no setting of this run; known: {', '.join(sorted(settings))}")
+            raise ValueError(f"{self._shown}: {name} is no setting of this run; known: {', '.join(sorted(settings))}")
         return settings[name]
+
+
+def _arithmetic(sign: ast.operator, left: Any, right: Any) -> Any:
+    """Of numbers alone: a text or a list times a number can be larger than any memory."""
+    for side in (left, right):
+        if not isinstance(side, Real):
+            raise TypeError(f"{shown(side)} is no number")
+    return _BINARY[type(sign)](left, right)
+
+
+def _called(name: str, values: list[Any]) -> Any:
+    try:
+        return FUNCTIONS[name](*values)
+    except ValueError as error:
+        raise ArithmeticError(str(error)) from None
 
 
 def _name(node: ast.AST) -> str | None:

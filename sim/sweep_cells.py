@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from sim.expressions import Expression
 from sim.fingerprint import fingerprint
 from sim.sweep_spec import Grid, PolicyEntry, SweepSpec, grid_of
 from sim.yaml_lines import Place
+
+MOST_CELLS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,11 @@ class Cell:
 def cells(spec: SweepSpec, where: str) -> list[Cell]:
     """Every run of a sweep in the order of the file: cases, what-ifs after things as they are, grid, policies.
 
-    Raises ValueError where a setting is wrong, two cells are the same run, or two policies of one label would
-    be one curve; ``where`` begins the message.
+    Raises ValueError where a setting is wrong, there are too many, two cells are the same run, or two policies of one
+    label would be one curve; ``where`` begins the message.
     """
     _check_labels([entry.shown for entry in spec.policies], where)
+    _check_number(spec, where)
     found = [
         cell
         for number, case in enumerate(spec.cases)
@@ -106,7 +110,14 @@ def _curve(cell: Cell) -> tuple[object, ...]:
     return (cell.label, config.trace, config.model, *device, config.slo)
 
 
-def _points(spec: SweepSpec, case: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
+def _check_number(spec: SweepSpec, where: str) -> None:
+    points = sum(math.prod(map(len, _grid(spec, case, where).values())) for case in spec.cases)
+    number = points * (1 + len(spec.what_if)) * len(spec.policies)
+    if number > MOST_CELLS:
+        raise ValueError(f"{where}: {number:,} cells, before only; a sweep has {MOST_CELLS:,} at most: split it up")
+
+
+def _grid(spec: SweepSpec, case: dict[str, Any], where: str) -> Grid:
     grid: Grid = spec.grid | grid_of(case, f"{where}: cases")
     if spec.repeats > 1:
         if "seed" in grid:
@@ -115,6 +126,11 @@ def _points(spec: SweepSpec, case: dict[str, Any], where: str) -> Iterator[dict[
         if not isinstance(first, int):
             raise ValueError(f"{where}: seed is {first!r}; it must be a whole number")
         grid = {**grid, "seed": [first + repeat for repeat in range(spec.repeats)]}
+    return grid
+
+
+def _points(spec: SweepSpec, case: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    grid = _grid(spec, case, where)
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 
@@ -175,7 +191,10 @@ class _Assembly:
         policy = self._settings.pop("policy", {})
         if not isinstance(policy, dict) or "name" in policy:
             raise ValueError(f"{self._where}: base.policy is {policy!r}; name policies in the list `policies`")
-        own = policy.get("settings", {}) | {key: value for key, value in policy.items() if key != "settings"}
+        named = policy.get("settings", {})
+        if not isinstance(named, dict):
+            raise ValueError(f"{self._where}: base.policy.settings is {named!r}; give names and values")
+        own = named | {key: value for key, value in policy.items() if key != "settings"}
         self._settings["policy"] = {"name": self._entry.name, "settings": own | self._entry.settings}
         place: Place = ("policies", self._entry_number)
         self._note("", place)

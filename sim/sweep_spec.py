@@ -57,8 +57,12 @@ class Range(Settings):
             raise ValueError("step is given beside count or scale; give step alone, or count with a scale")
         if self.scale == "log" and (self.count is None or min(self.from_, self.to) <= 0):
             raise ValueError("scale log needs a count, and both ends above 0")
-        if self.step is not None and not self.from_ <= self.to <= self.from_ + MOST_VALUES * self.step:
-            raise ValueError(f"from {self.from_:g} to {self.to:g} by {self.step:g} makes no list of values")
+        step = 1.0 if self.step is None else self.step
+        if self.count is None and not self.from_ <= self.to <= self.from_ + MOST_VALUES * step:
+            raise ValueError(
+                f"from {self.from_:g} to {self.to:g} by {step:g} makes no list of values;"
+                f" give a higher `to`, and a step or count that makes {MOST_VALUES:,} at most"
+            )
         return self
 
     def values(self) -> list[float]:

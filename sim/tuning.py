@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def varied(text: str) -> Varied:
                 raise ValueError
             return Varied(name=name, choices=choices)
         low, high = (json.loads(part) for part in parts[:2])
-        if not low < high or (len(parts) == 3 and low <= 0):
+        if bool in (type(low), type(high)) or not -math.inf < low < high < math.inf or (len(parts) == 3 and low <= 0):
             raise ValueError
     except (ValueError, TypeError):
         raise ValueError(
@@ -137,6 +138,14 @@ class Tuner:
     rate: Varied
     latency: str
     target: float = TARGET_ATTAINMENT
+
+    def __post_init__(self) -> None:
+        names = [self.rate.name, *(one.name for one in self.settings)]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise ValueError(f"{name} is varied twice; keep one range of it")
+        if not 0 < self.target <= 1:
+            raise ValueError(f"target is {self.target:g}; give a share above 0 and at most 1, such as 0.9")
 
     def run(
         self,

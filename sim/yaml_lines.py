@@ -24,20 +24,27 @@ class Lines:
                 return self._at[place[:end]]
         return None
 
-    def read(self, node: yaml.Node, place: Place = (), seen: set[int] | None = None) -> None:
-        """Takes in what stands under ``node``; what an alias repeats counts where it is first written."""
-        seen = set() if seen is None else seen
-        if id(node) in seen:
+    def read(self, node: yaml.Node, place: Place = (), begun: dict[int, bool] | None = None) -> None:
+        """Takes in what stands under ``node``; what an alias repeats counts where it is first written.
+
+        begun: nodes met so far, and whether they are still being read. Raises yaml.MarkedYAMLError for a part that
+        an alias puts into itself.
+        """
+        begun = {} if begun is None else begun
+        if id(node) in begun:
+            if begun[id(node)]:
+                raise yaml.MarkedYAMLError(problem="an alias puts this into itself", problem_mark=node.start_mark)
             return
-        seen.add(id(node))
+        begun[id(node)] = True
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 self._at[(*place, str(key.value))] = key.start_mark.line + 1
-                self.read(value, (*place, str(key.value)), seen)
+                self.read(value, (*place, str(key.value)), begun)
         elif isinstance(node, yaml.SequenceNode):
             for number, item in enumerate(node.value):
                 self._at[(*place, number)] = item.start_mark.line + 1
-                self.read(item, (*place, number), seen)
+                self.read(item, (*place, number), begun)
+        begun[id(node)] = False
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -46,9 +53,11 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if key.value in seen and isinstance(key.value, str):
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a list or group names nothing", problem_mark=key.start_mark)
+            if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
-            seen.add(key.value if isinstance(key.value, str) else id(key))
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

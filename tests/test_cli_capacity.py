@@ -48,6 +48,7 @@ def test_gpus_and_settings_are_found(capsys: pytest.CaptureFixture[str]) -> None
         ("--policy chunked --arrivals closed:4", "arrivals 'closed:4' have no rate to set"),
         ("--policy chunked --target 2", "target is 2; give a share"),
         ("--policy chunked --seeds 1", "seeds is 1"),
+        ("--policy chunked --rate 1e300", "rate is 1e+300; begin the search at one from 0.001 to 100000 requests/s"),
         ("", "--policy is missing; see bulletsim capacity --help"),
         ("--policy chunked --warmup 0.6 --drain 0.5", "leave nothing to judge"),
     ],

@@ -118,6 +118,14 @@ def test_repeats_are_seeds_that_all_policies_share(tmp_path: Path) -> None:
         (SPEC.replace("A100-80G", "A100-81G"), r"line 1: chunked .*unknown device 'A100-81G'"),
         (SPEC.replace("- disaggregation", "- {name: disaggregation, settings: {speed: 3}}"), "line 4: .*'speed'"),
         (SPEC.replace("workload:code", "/absent.csv"), "line 1: .*/absent.csv"),
+        (SPEC.replace("to: 6, step: 2", "to: 1.0e+9"), r"line 6: .*from 2 to 1e\+09 by 1 makes no list"),
+        (SPEC + "  queue_limit: \"'a' * 10\"\n", "line 9: .*'a' is no number"),
+        (SPEC + "  queue_limit: min([])\n", r"line 9: 'min\(\[\]\)' cannot be worked out"),
+        (SPEC + f"only: {'1+' * 20_000}1\n", r"line 9: only.0: '(1\+)+1?\.\.\. is no expression"),
+        (SPEC.replace("model: tiny", "model: tiny, policy: {settings: 3}"), "base.policy.settings is 3"),
+        (SPEC + "cases: [{grid: {seed: {from: 1, to: 50_000}}}]\n", "300,000 cells, before only; .* 100,000 at most"),
+        (SPEC + "cases: &all [{seed: 1}, *all]\n", "line 9: not YAML: an alias puts this into itself"),
+        (SPEC + "? [1, 2]\n: 3\n", "line 9: not YAML: a list or group names nothing"),
     ],
 )
 def test_faults_name_the_line(tmp_path: Path, text: str, message: str) -> None:

@@ -104,6 +104,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("--rates 5", "--rates is '5'; give LOW:HIGH"),
         ("--vary nothing=1:2", "policy chunked has no setting 'nothing'"),
         ("--vary x", "'x' varies nothing"),
+        ("--vary budget_tokens=1:Infinity", "'budget_tokens=1:Infinity' varies nothing"),
+        ("--vary budget_tokens=1:2 --vary budget_tokens=3:4", "budget_tokens is varied twice"),
+        ("--target 7", "target is 7; give a share"),
     ],
 )
 def test_wrong_options(change: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
