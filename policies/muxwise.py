@@ -30,7 +30,7 @@ from policies.admission import Relief, blocks_to_begin, fill
 from policies.api import Chunk, Decision, RequestProgress, Router, Step, View
 from policies.forecast import prefill_shape
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, room, whole_steps
+from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, room, split_steps
 from profiler.latency import LatencyModel
 from profiler.work import Work
 
@@ -186,7 +186,7 @@ class MuxWise(TwoLanes):
         return Chunk(request, tokens(request)) if prefilling.prefill_s((prefill_shape(request),)) < left_s else None
 
     def _first_state(self, view: View) -> State:
-        total, step = view.sms, whole_steps(view, self.sm_step)
+        total, step = view.sms, split_steps(view, self.sm_step)
         fits = tuple(
             (sms, fitted(view.latency, total - sms), fitted(view.latency, sms)) for sms in range(step, total, step)
         )

@@ -33,8 +33,10 @@ class NanoFlow(ChunkedPrefill):
 
     def __post_init__(self) -> None:
         ChunkedPrefill.__post_init__(self)
-        if self.nano_batches < 2:
-            raise ValueError(f"nanoflow: nano_batches is {self.nano_batches}; it must be 2 or more")
+        if not 2 <= self.nano_batches <= max(2, self.budget_tokens):
+            raise ValueError(
+                f"nanoflow: nano_batches is {self.nano_batches}; it must be 2 or more, and no more than budget_tokens"
+            )
 
     def decide(self, view: View) -> Decision:
         decision = ChunkedPrefill.decide(self, view)

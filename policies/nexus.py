@@ -23,7 +23,7 @@ from policies.admission import Relief, fill
 from policies.api import Chunk, Decision, RequestProgress, Router, Step, View
 from policies.forecast import prefill_shape
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, room, whole_steps
+from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, room, split_steps
 from profiler.work import Work
 
 
@@ -105,7 +105,7 @@ class Nexus(TwoLanes):
         )
 
     def _split(self, view: View, split: Split, prefilling: Work) -> Split:
-        total, step, decoding = view.sms, whole_steps(view, self.sm_step), next_decode(view)
+        total, step, decoding = view.sms, split_steps(view, self.sm_step), next_decode(view)
         estimate = view.latency.estimate
 
         def decode_s(sms: int) -> float:

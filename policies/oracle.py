@@ -33,7 +33,7 @@ from policies.api import Chunk, Decision, LaneView, RequestProgress, Router, Ste
 from policies.forecast import most_on_time, prefill_shape
 from policies.rollout import Batch, Decodes, Floats, Rollout
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, room, whole_steps
+from policies.twolanes import DECODE, PREFILL, TwoLanes, room, split_steps
 from profiler.work import Work
 
 REFERENCE = Work(prefill=((4096, 0),))
@@ -145,7 +145,7 @@ class Oracle(TwoLanes):
 
     def _first_state(self, view: TrueView) -> State:
         total, estimate = view.sms, view.latency.estimate
-        step = whole_steps(view, self.sm_step)
+        step = split_steps(view, self.sm_step)
         if self.sm_step is None:
             step *= max(1, total // (SHARES + 1) // step)
         shares = tuple(range(step, total, step)) if self.decode_sms is None else (self.decode_sms,)

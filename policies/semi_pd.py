@@ -20,7 +20,7 @@ from policies.api import Decision, Outcome, Router, View
 from policies.forecast import percentile
 from policies.routing import LeastLoaded
 from policies.static_split import StaticSplit
-from policies.twolanes import TwoLanes, whole_steps
+from policies.twolanes import TwoLanes, split_steps
 
 
 class Window(NamedTuple):
@@ -102,6 +102,6 @@ class SemiPD(TwoLanes):
     @staticmethod
     def _decode_sms(view: View, prefill_percent: int) -> int:
         """Decode's share, in whole steps of what the device grants; at least a step to each phase."""
-        step = whole_steps(view, None)
+        step = split_steps(view, None)
         share = round(view.sms * (100 - prefill_percent) / 100 / step) * step
         return min(max(share, step), view.sms - step)

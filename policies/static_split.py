@@ -12,15 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.admission import Relief, fill, relieve
-from policies.api import Chunk, Decision, Role, Router, Step, View
+from policies.admission import Relief, fill
+from policies.api import Chunk, Decision, Router, Step, View
 from policies.routing import LeastLoaded
-
-PREFILL, DECODE = "prefill", "decode"
+from policies.twolanes import DECODE, PREFILL, TwoLanes, room, split_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StaticSplit:
+class StaticSplit(TwoLanes):
     """Two lanes on every instance.
 
     decode_sms: decode's share, prefill has the rest; None takes half, in whole steps of the device's granularity.
@@ -32,9 +31,7 @@ class StaticSplit:
     """
 
     name: ClassVar[str] = "static-split"
-    needs_truth: ClassVar[bool] = False
     reads_slo: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
 
     decode_sms: int | None = None
     prefill_sms: int | None = None
@@ -52,13 +49,6 @@ class StaticSplit:
         if self.prefill_sms is not None and (self.decode_sms is not None or self.lend):
             other = "lend" if self.decode_sms is None else "decode_sms"
             raise ValueError(f"static-split: prefill_sms leaves decode all SMs; leave out {other}")
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
-
-    def lanes(self, role: Role) -> tuple[str, ...]:
-        return (PREFILL, DECODE)
 
     @property
     def simulated_only(self) -> str:
@@ -88,11 +78,10 @@ class StaticSplit:
             return self.prefill_sms, view.sms
         share = self.decode_sms
         if share is None:
-            step = min(view.latency.device.sm_granularity, view.sms // 2) or 1
+            step = split_steps(view, None)
             share = view.sms // 2 // step * step
         if not 0 < share < view.sms:
-            chosen = "half" if self.decode_sms is None else share
-            raise ValueError(f"decode_sms is {chosen} of an instance's {view.sms} SMs; leave one or more to each phase")
+            raise ValueError(f"decode_sms is {share} of an instance's {view.sms} SMs; leave one or more to each phase")
         return view.sms - share, share
 
     def _layers(self, view: View) -> int | None:
@@ -108,10 +97,7 @@ def due(view: View, *, batch_tokens: int, max_resident: int) -> tuple[Relief, tu
     progress until its last layer.
     """
     prefill = view.lanes[PREFILL]
-    if view.lanes[DECODE].busy:
-        relief = Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
-    else:
-        relief = relieve(view)
+    relief = room(view)
     if prefill.busy:
         return relief, ()
     return relief, prefill.batch or fill(

@@ -43,3 +43,10 @@ def next_decode(view: View) -> Work:
 def whole_steps(view: View, sm_step: int | None) -> int:
     """SMs by which shares change: ``sm_step``, None for the device's granularity, and at most half of them."""
     return min(sm_step or view.latency.device.sm_granularity, view.sms // 2) or 1
+
+
+def split_steps(view: View, sm_step: int | None) -> int:
+    """:func:`whole_steps` of a policy that always splits. Raises ValueError for an instance that cannot be split."""
+    if view.sms < 2:
+        raise ValueError("an instance has 1 SM, and each phase needs one of its own; give it 2 or more")
+    return whole_steps(view, sm_step)

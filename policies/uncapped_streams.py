@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.api import Decision, Role, Router, Step, View
+from policies.api import Decision, Router, Step, View
 from policies.routing import LeastLoaded
-from policies.static_split import DECODE, PREFILL, due
+from policies.static_split import due
+from policies.twolanes import DECODE, PREFILL, TwoLanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UncappedStreams:
+class UncappedStreams(TwoLanes):
     """Two lanes on every instance, both on all of its SMs.
 
     batch_tokens: prompts are batched up to this many tokens; a longer one runs alone.
@@ -24,9 +25,7 @@ class UncappedStreams:
     """
 
     name: ClassVar[str] = "uncapped-streams"
-    needs_truth: ClassVar[bool] = False
     reads_slo: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
 
     batch_tokens: int = 1024
     max_resident: int = 1024
@@ -36,13 +35,6 @@ class UncappedStreams:
         for name in ("batch_tokens", "max_resident"):
             if getattr(self, name) < 1:
                 raise ValueError(f"uncapped-streams: {name} is {getattr(self, name)}; it must be 1 or more")
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
-
-    def lanes(self, role: Role) -> tuple[str, ...]:
-        return (PREFILL, DECODE)
 
     def decide(self, view: View) -> Decision:
         relief, chunks = due(view, batch_tokens=self.batch_tokens, max_resident=self.max_resident)

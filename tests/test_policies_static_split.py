@@ -166,7 +166,7 @@ def test_half_is_rounded_to_what_the_device_grants(sms: int, granularity: int, p
     [
         (StaticSplit(decode_sms=10), 10, "decode_sms is 10 of an instance's 10 SMs; leave one or more to each phase"),
         (StaticSplit(prefill_sms=11), 10, "prefill_sms is 11 and an instance has 10 SMs; give no more"),
-        (StaticSplit(), 1, "decode_sms is half of an instance's 1 SMs; leave one or more to each phase"),
+        (StaticSplit(), 1, "an instance has 1 SM, and each phase needs one of its own; give it 2 or more"),
     ],
 )
 def test_shares_that_leave_a_phase_without_sms_are_refused(policy: StaticSplit, sms: int, message: str):
