@@ -75,18 +75,21 @@ class ServingLoop:
         self._back = [i for i in self._instances if i.role == "decode"]
         self._changed: dict[int, None] = {}
         self._handover = Handover(self._instances, route=lambda r: self._route(r, self._back), touch=self._touch)
-        self._effects = Effects(
+        self._effects = self._make_effects(progress)
+        self._views = [self._view(instance) for instance in self._instances]
+
+    def _make_effects(self, progress: Callable[[int, float], None] | None) -> Effects:
+        return Effects(
             clock=self._clock,
             tally=self._tally,
-            arrivals=arrivals,
+            arrivals=self._arrivals,
             handover=self._handover,
-            slo=slo,
+            slo=self._slo,
             holder=self._holder,
             odd_gaps_s=self._odd_gaps_s,
             log=self._log,
             progress=progress,
         )
-        self._views = [self._view(instance) for instance in self._instances]
 
     def _build(self, index: int, role: Role) -> Instance:
         ledger = BlockLedger(self._limits.total_blocks, self._limits.block_tokens)
