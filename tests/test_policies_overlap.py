@@ -166,7 +166,7 @@ def test_both_streams_have_the_whole_device_and_slow_each_other():
 @pytest.mark.parametrize(
     ("name", "settings", "complaint"),
     [
-        ("nanoflow", {"nano_batches": 9, "budget_tokens": 8}, "nano_batches is 9; it must be 2 or more, and no more than"),
+        ("nanoflow", {"nano_batches": 9, "budget_tokens": 8}, "nano_batches is 9; it must be 2 or more, and no more"),
         ("nanoflow", {"nano_batches": 1}, "nanoflow: nano_batches is 1; it must be 2 or more"),
         ("nanoflow", {"budget_tokens": 0}, "nanoflow: budget_tokens is 0 and max_resident 1024; both must be 1 or"),
         ("pod", {"max_resident": 0}, "pod: budget_tokens is 1024 and max_resident 0; both must be 1 or more"),
