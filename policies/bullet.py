@@ -130,7 +130,7 @@ class Bullet(TwoLanes, Planning, Splitting):
             steps = () if prefill.busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
             return Decision(steps, before._replace(prefill_sms=view.sms))
         decode_s = decode_clock(view, plan, before.alphas.decode)
-        if not self.partition:
+        if not self.partition or view.sms == 1:
             state = before.split(view.sms, view.sms)
         elif not self.move_sms:
             step = whole_steps(view, self.sm_step)

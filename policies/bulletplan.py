@@ -34,7 +34,7 @@ class PrefillPlan(NamedTuple):
     alpha: float
 
 
-class Batch(NamedTuple):
+class NextBatch(NamedTuple):
     """The next batch, whether more can follow it, and how long and with what TTFTs the queue will take."""
 
     chunks: tuple[Chunk, ...] = ()
@@ -43,7 +43,7 @@ class Batch(NamedTuple):
     forecast: TtftForecast | None = None
 
 
-NO_BATCH = Batch()
+NO_BATCH = NextBatch()
 
 
 class Planning:
@@ -105,7 +105,7 @@ class Planning:
     def _fits(view: View, request: RequestProgress, free_blocks: int, places: int) -> bool:
         return places > 0 and blocks_to_begin(request, view.block_tokens) <= free_blocks
 
-    def _next_batch(self, view: View, relief: Relief, sms: int, alpha: float) -> Batch:
+    def _next_batch(self, view: View, relief: Relief, sms: int, alpha: float) -> NextBatch:
         if relief.victims or not view.waiting:
             return NO_BATCH
         queue = list(islice(view.waiting.values(), self.queue_horizon))
@@ -129,7 +129,7 @@ class Planning:
             follows = taken < len(view.waiting)
         settled = tuple(outcome.ttft_ratio for outcome in view.outcomes)
         forecast = TtftForecast(_pending(view, list(zip(order, ends_s, strict=True))), settled)
-        return Batch(tuple(chunks), follows, ends_s[-1], forecast)
+        return NextBatch(tuple(chunks), follows, ends_s[-1], forecast)
 
 
 def _pending(view: View, ahead: list[tuple[RequestProgress, float]]) -> tuple[tuple[float, float, float], ...]:

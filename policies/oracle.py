@@ -31,7 +31,7 @@ import numpy as np
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, Decision, LaneView, RequestProgress, Router, Step, TrueView
 from policies.forecast import most_on_time, prefill_shape
-from policies.rollout import Batch, Decodes, Floats, Rollout
+from policies.rollout import Decodes, Floats, PromptBatch, Rollout
 from policies.routing import LeastLoaded
 from policies.twolanes import DECODE, PREFILL, TwoLanes, room, split_steps
 from profiler.work import Work
@@ -276,7 +276,7 @@ class Oracle(TwoLanes):
         taken = 0 if lane.batch else sum(chunk.request.prefill_tokens for chunk in batches[0])
         return Rollout(tuple(ahead), view.free_blocks * view.block_tokens - taken, step_s), group_s
 
-    def _batch(self, view: TrueView, chunks: tuple[Chunk, ...], whole_s: float) -> Batch:
+    def _batch(self, view: TrueView, chunks: tuple[Chunk, ...], whole_s: float) -> PromptBatch:
         tpot_s = min(view.slo.tpot_limit_s * self.margin, FOREVER_S)
         rows = []
         for request, _ in chunks:
@@ -285,7 +285,7 @@ class Oracle(TwoLanes):
             last_due_s = FOREVER_S if first_s is None else first_s + tpot_s * (generated + steps) - view.now_s
             first_due_s = _first_due_s(view, request, self.margin) - view.now_s
             rows.append((first_due_s, steps, leave, request.prefill_tokens, tpot_s * steps, last_due_s))
-        return Batch(whole_s, *_columns(rows))
+        return PromptBatch(whole_s, *_columns(rows))
 
     def _decodes(self, view: TrueView) -> Decodes:
         tpot_s = min(view.slo.tpot_limit_s * self.margin, FOREVER_S)
@@ -313,7 +313,7 @@ def _first_due_s(view: TrueView, request: RequestProgress, margin: float) -> flo
     return request.arrival_s + min(view.slo.ttft_limit_s(request.prompt_tokens) * margin, FOREVER_S)
 
 
-def _shortened(batch: Batch, done_s: float) -> Batch:
+def _shortened(batch: PromptBatch, done_s: float) -> PromptBatch:
     return batch._replace(whole_s=max(0.0, batch.whole_s - done_s))
 
 

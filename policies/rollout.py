@@ -47,7 +47,7 @@ class Decodes(NamedTuple):
         return int(np.count_nonzero(judged & (start_s + self.steps * step_s <= self.due_s)))
 
 
-class Batch(NamedTuple):
+class PromptBatch(NamedTuple):
     """Prompts that are prefilled together, an entry each but for ``whole_s``: seconds that are left of it on all SMs.
 
     first_due_s: when the first token is due, in seconds from the start of the look ahead.
@@ -83,7 +83,7 @@ class Rollout(NamedTuple):
     step_s(requests, context tokens, share): seconds of a decode step, share None for all SMs with nothing beside it.
     """
 
-    batches: tuple[Batch, ...]
+    batches: tuple[PromptBatch, ...]
     free_tokens: float
     step_s: Callable[[int, float, int | None], float]
 

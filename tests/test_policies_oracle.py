@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from policies import SLO, Decision, Oracle
 from policies.forecast import most_on_time
-from policies.rollout import Batch, Decodes, Rollout
+from policies.rollout import Decodes, PromptBatch, Rollout
 from policies.twolanes import DECODE, PREFILL
 from profiler.work import Work
 from real.serving import check_policy
@@ -57,12 +57,12 @@ def decodes(*rows: tuple[float, float]) -> Decodes:
     return Decodes(steps, due_s, steps, np.full(len(rows), 10.0))
 
 
-def batch(whole_s: float, first_due_s: float, steps: float, spell_s: float, tokens: float = 10.0) -> Batch:
+def batch(whole_s: float, first_due_s: float, steps: float, spell_s: float, tokens: float = 10.0) -> PromptBatch:
     one = array(steps)
-    return Batch(whole_s, array(first_due_s), one, one, array(tokens), array(spell_s), array(1e9))
+    return PromptBatch(whole_s, array(first_due_s), one, one, array(tokens), array(spell_s), array(1e9))
 
 
-def rollout(*batches: Batch, free_tokens: float = 1000.0) -> Rollout:
+def rollout(*batches: PromptBatch, free_tokens: float = 1000.0) -> Rollout:
     """Steps of 0.1 s on a share and of 0.05 s alone."""
     return Rollout(batches, free_tokens, lambda requests, context, share: 0.05 if share is None else 0.1)
 

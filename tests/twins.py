@@ -30,6 +30,7 @@ Rows = Sequence[tuple[float, int, int]]
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chunked": ("chunked", {"budget_tokens": 24}),
     "bullet": ("bullet", {"layers_per_step": 1}),
+    "bullet, eager": ("bullet-eager", {"layers_per_step": 2}),
     "bullet, plain": ("bullet", {"layers_per_step": 3, "reorder": False, "pause_decode": False}),
     "disaggregation": ("disaggregation", {"batch_tokens": 64}),
     "disaggregation, 2P2D": ("disaggregation", {"prefill_instances": 2, "decode_instances": 2}),
