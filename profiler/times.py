@@ -16,11 +16,6 @@ class Times(NamedTuple):
     source: Source
     link_seconds: float = 0.0
 
-    @property
-    def compute_seconds(self) -> float:
-        """Those that neither bounds."""
-        return self.seconds - self.dram_seconds - self.link_seconds
-
 
 NO_TIME = Times(0.0, 0.0, "roofline")
 
