@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.admission import check_share, fill, prompt_budget, relieve
-from policies.api import Chunk, Decision, Role, Router, Step, View
+from policies.api import Chunk, Decision, Router, Step, View
+from policies.onelane import LANE, OneLane
 from policies.routing import LeastLoaded
 
-LANE = "main"
 NOTHING = Decision()
 
 new = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkedPrefill:
+class ChunkedPrefill(OneLane):
     """One lane on all SMs of each instance.
 
     budget_tokens: tokens of one iteration, decodes included.
@@ -31,9 +31,7 @@ class ChunkedPrefill:
     """
 
     name: ClassVar[str] = "chunked"
-    needs_truth: ClassVar[bool] = False
     reads_slo: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 1024
     prompt_share: float = 1.0
@@ -47,13 +45,6 @@ class ChunkedPrefill:
                 f"{self.name}: budget_tokens is {self.budget_tokens} and max_resident {self.max_resident}; "
                 "both must be 1 or more"
             )
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
-
-    def lanes(self, role: Role) -> tuple[str, ...]:
-        return (LANE,)
 
     def decide(self, view: View) -> Decision:
         relief = relieve(view)

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.admission import fill, relieve
-from policies.api import Chunk, Decision, Role, Router, Step, View
+from policies.api import Chunk, Decision, Router, Step, View
+from policies.onelane import LANE, OneLane
 from policies.routing import LeastLoaded
-
-LANE = "main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillFirst:
+class PrefillFirst(OneLane):
     """One lane on all SMs of each instance.
 
     batch_tokens: prompt tokens of one iteration; without ``chunked`` a longer prompt runs alone.
@@ -31,9 +30,7 @@ class PrefillFirst:
     """
 
     name: ClassVar[str] = "prefill-first"
-    needs_truth: ClassVar[bool] = False
     reads_slo: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
 
     batch_tokens: int = 16384
     chunked: bool = False
@@ -47,13 +44,6 @@ class PrefillFirst:
                 raise ValueError(f"prefill-first: {name} is {getattr(self, name)}; it must be 1 or more")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"prefill-first: watermark is {self.watermark}; it must be at least 0 and below 1")
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
-
-    def lanes(self, role: Role) -> tuple[str, ...]:
-        return (LANE,)
 
     def decide(self, view: View) -> Decision:
         chunks = self._prompts(view) if view.waiting or view.prefilling else ()

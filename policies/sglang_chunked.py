@@ -20,10 +20,9 @@ from itertools import islice
 from typing import ClassVar
 
 from policies.admission import Relief, blocks_for, check_share, prompt_budget, relieve
-from policies.api import Chunk, Decision, RequestProgress, Role, Router, Step, View
+from policies.api import Chunk, Decision, RequestProgress, Router, Step, View
+from policies.onelane import LANE, OneLane
 from policies.routing import LeastLoaded
-
-LANE = "main"
 
 MIN_FACTOR = 0.14
 DECAY_STEPS = 600
@@ -35,7 +34,7 @@ pre-emption, the most that is set aside for one answer, and the longest queue th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangChunked:
+class SglangChunked(OneLane):
     """One lane on all SMs of each instance.
 
     budget_tokens: tokens of one iteration, decodes included (--chunked-prefill-size).
@@ -47,9 +46,7 @@ class SglangChunked:
     """
 
     name: ClassVar[str] = "sglang-chunked"
-    needs_truth: ClassVar[bool] = False
     reads_slo: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 1024
     prompt_share: float = 1.0
@@ -66,13 +63,6 @@ class SglangChunked:
                 raise ValueError(f"sglang-chunked: {name} is {getattr(self, name)}; it must be 1 or more")
         if not 0 < self.init_ratio <= 1:
             raise ValueError(f"sglang-chunked: init_ratio is {self.init_ratio}; it must be above 0 and at most 1")
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
-
-    def lanes(self, role: Role) -> tuple[str, ...]:
-        return (LANE,)
 
     def decide(self, view: View) -> Decision:
         idle = not view.decoding and not view.prefilling

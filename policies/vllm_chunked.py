@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.admission import blocks_for, blocks_to_begin, check_share, prompt_budget, relieve
-from policies.api import Chunk, Decision, RequestProgress, Role, Router, Step, View
+from policies.api import Chunk, Decision, RequestProgress, Router, Step, View
+from policies.onelane import LANE, OneLane
 from policies.routing import LeastLoaded
-
-LANE = "main"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmChunked:
+class VllmChunked(OneLane):
     """One lane on all SMs of each instance.
 
     budget_tokens: tokens of one iteration, decodes included (max_num_batched_tokens).
@@ -36,9 +35,7 @@ class VllmChunked:
     """
 
     name: ClassVar[str] = "vllm-chunked"
-    needs_truth: ClassVar[bool] = False
     reads_slo: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
 
     budget_tokens: int = 2048
     prompt_share: float = 1.0
@@ -58,13 +55,6 @@ class VllmChunked:
                 f"vllm-chunked: budget_tokens is {self.budget_tokens} and max_resident {self.max_resident}; "
                 "a budget is at least one token for every request"
             )
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
-
-    def lanes(self, role: Role) -> tuple[str, ...]:
-        return (LANE,)
 
     def decide(self, view: View) -> Decision:
         relief = relieve(view)
