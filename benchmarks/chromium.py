@@ -35,6 +35,8 @@ FLAGS = (
 )
 WIDE, PHONE = (1100, 900), (390, 844)
 LONGEST_S = 60.0
+DRAWN = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(document.URL))))"
+"""Kept once two frames are drawn: events of what was just changed, scrolling among them, are through by then."""
 ON_3_AND_4 = """
 import os, sys
 reading, writing = (os.dup(int(descriptor)) for descriptor in sys.argv[1:3])
@@ -114,8 +116,7 @@ class Browser:
         """Opens a file; the seconds until it was loaded and drawn, by the clock."""
         began = time.perf_counter()
         self.call("Page.navigate", url=page.resolve().as_uri())
-        drawn = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(document.URL))))"
-        ready = f"document.readyState === 'complete' ? {drawn} : 'loading'"
+        ready = f"document.readyState === 'complete' ? {DRAWN} : 'loading'"
         while self.value(ready) != page.resolve().as_uri():
             if time.perf_counter() - began > LONGEST_S:
                 raise RuntimeError(f"{page} did not load in {LONGEST_S:g} s")
@@ -142,8 +143,8 @@ class Browser:
 
     def _middle(self, selector: str) -> tuple[float, float]:
         found = self.value(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null; "
-            "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect(); "
+            f"(async () => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null; "
+            f"e.scrollIntoView({{block: 'center'}}); await {DRAWN}; const b = e.getBoundingClientRect(); "
             "return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         if found is None:
