@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +98,8 @@ def _checked(policy: str, field: dataclasses.Field[Any], value: object) -> objec
     fits = isinstance(value, tuple(known)) and (not isinstance(value, bool) or bool in known)
     if known and not fits and not (value is None and "None" in names):
         raise ValueError(f"policy {policy}: setting {field.name} is {value!r}; it takes {takes}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"policy {policy}: setting {field.name} is {value}; give a finite number")
     return value
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from policies.api import SLO
 from profiler.kernelsum import Sharing
@@ -123,6 +124,10 @@ def _named_policy(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
+NOT_ESTIMATED = (*BetweenSteps._fields, "reserve_tokens")
+"""Of LatencySettings, what no policy asks its estimator for: time between launches, and memory."""
+
+
 class RunConfig(Settings):
     """One run.
 
@@ -136,7 +141,8 @@ class RunConfig(Settings):
     reuse_preempted: whether a pre-empted request takes over what its freed KV blocks still hold (sim.limits).
     prefix_cache: whether prompts that begin alike share KV, and later ones find it: needs a trace with block_hashes or
         session_id. What pre-empted requests gave back is then found too.
-    estimator: the latency model that the policy plans with, where it is not the one that steps run by.
+    estimator: the latency model that the policy plans with, where it is not the one that steps run by; of its settings
+        those in NOT_ESTIMATED are refused.
     oversized: what to do with a request that could never fit: stop before the run, or reject it.
     version, trace_sha256: what the run was made with; checked when it is repeated.
     """
@@ -168,6 +174,17 @@ class RunConfig(Settings):
     version: str | None = None
     trace_sha256: str | None = None
 
+    @model_validator(mode="after")
+    def _estimator_of_launches(self) -> Self:
+        for name in NOT_ESTIMATED if self.estimator else ():
+            value = getattr(self.estimator, name)
+            if value is not None:
+                raise ValueError(
+                    f"estimator.{name} is {value:g}, but a policy estimates launches, and {name} is of none;"
+                    f" give latency.{name} (--latency {name}={value:g}) instead"
+                )
+        return self
+
     @property
     def gpus(self) -> int:
         return self.instances * self.tensor_parallel
@@ -198,15 +215,18 @@ def checked(model: type[Checked], data: object, where: str) -> Checked:
         raise ValueError(one_line(error, where, model)) from None
 
 
+Place = tuple[int | str, ...]
+"""Names of settings and positions in lists that lead to a value."""
+
+
 def one_line(error: ValidationError, where: str, model: type[BaseModel]) -> str:
-    """The first fault of a validation of ``model``, and how many more there are."""
-    faults = error.errors(include_url=False)
-    fault = faults[0]
-    field = ".".join(str(part) for part in fault["loc"])
+    """The first fault of a validation of ``model``, and in how many more places there are others."""
+    place, fault, others = _first(error, model)
+    field = ".".join(map(str, place))
     message = fault["msg"][:1].lower() + fault["msg"][1:]
-    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
-        known = ", ".join(_known(model, fault["loc"][:-1]))
+        known = ", ".join(_group(model, place[:-1]).model_fields)
         return f"{where}: {field} is not a setting{more}; known: {known}"
     if fault["type"] == "missing":
         return f"{where}: {field} is missing{more}; give it a value"
@@ -220,13 +240,57 @@ def one_line(error: ValidationError, where: str, model: type[BaseModel]) -> str:
     return f"{where}: {field} is {shown(fault['input'])}: {message}{more}"
 
 
-def _known(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
-    """The settings of the group at ``path`` in ``model``."""
+def place_of(error: ValidationError, model: type[BaseModel]) -> Place:
+    """Where the fault is that :func:`one_line` tells."""
+    return _first(error, model)[0]
+
+
+def _first(error: ValidationError, model: type[BaseModel]) -> tuple[Place, ErrorDetails, int]:
+    """The fault to tell, its place, and how many other places have some.
+
+    A value that may be of several kinds has faults as each of them; those furthest in are of the kind that was meant.
+    """
+    faults = error.errors(include_url=False)
+    places = [_named(model, fault) for fault in faults]
+    first = places[0]
+    place = max((other for other in places if other[: len(first)] == first), key=len)
+    others = {other for other in places if other != place[: len(other)]}
+    return place, faults[places.index(place)], len(others)
+
+
+def _named(model: type[BaseModel], fault: ErrorDetails) -> Place:
+    """The place of a fault without what pydantic puts between: the kinds that a value may be of."""
+    loc = fault["loc"]
+    named: list[int | str] = []
+    group, free = [model], False
+    for depth, part in enumerate(loc, 1):
+        annotation = next((fields[part] for one in group if part in (fields := _annotations(one))), None)
+        if annotation is not None:
+            group, free = list(_models(annotation)), _has_own_names(annotation)
+        elif part == "[key]" or not (
+            free or isinstance(part, int) or (fault["type"] == "extra_forbidden" and depth == len(loc))
+        ):
+            continue
+        named.append(part)
+    return tuple(named)
+
+
+def _annotations(model: type[BaseModel]) -> dict[int | str, Any]:
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+def _has_own_names(annotation: object) -> bool:
+    """Whether what stands there are names of the user's own."""
+    return get_origin(annotation) is dict or any(map(_has_own_names, get_args(annotation)))
+
+
+def _group(model: type[BaseModel], place: Place) -> type[BaseModel]:
+    """The group of settings at ``place`` in ``model``."""
     group = model
-    for part in path:
+    for part in place:
         if isinstance(part, str) and part in group.model_fields:
             group = next(_models(group.model_fields[part].annotation), group)
-    return list(group.model_fields)
+    return group
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

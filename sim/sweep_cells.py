@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from sim.config import PolicySettings, RunConfig, one_line
+from sim.config import PolicySettings, RunConfig, one_line, place_of
 from sim.expressions import Expression
 from sim.fingerprint import fingerprint
 from sim.sweep_spec import Grid, PolicyEntry, SweepSpec, grid_of
@@ -240,7 +240,7 @@ class _Assembly:
         try:
             return RunConfig.model_validate(self._settings)
         except ValidationError as error:
-            field = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
+            field = ".".join(map(str, place_of(error, RunConfig)))
             shown = ", ".join(f"{key}={value}" for key, value in self._point.items())
             where = f"{self._where}{_line(self._line_of(field))}" + (f" ({shown})" if shown else "")
             raise ValueError(one_line(error, where, RunConfig)) from None

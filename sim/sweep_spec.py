@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from sim.config import Settings, checked, one_line
+from sim.config import Settings, checked, one_line, place_of
 from sim.expressions import Expression
 from sim.yaml_lines import Lines, read_yaml
 
@@ -161,7 +161,7 @@ def read_spec(path: Path) -> SweepSpec:
     try:
         spec = SweepSpec.model_validate(document)
     except ValidationError as error:
-        line = lines.find(*error.errors(include_url=False)[0]["loc"])
+        line = lines.find(*place_of(error, SweepSpec))
         where = str(path) if line is None else f"{path}, line {line}"
         raise ValueError(one_line(error, where, SweepSpec)) from None
     spec._lines = lines

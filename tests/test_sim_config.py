@@ -1,0 +1,37 @@
+"""Settings of a run: what is wrong in them is told by the names that they have, whatever kind was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.config import RunConfig, checked
+
+BASE: dict[str, Any] = {"trace": "t.csv", "policy": "chunked", "model": "tiny", "device": "A100-80G"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"latency": {"pace": "slow"}}, "latency.pace is 'slow': input should be a valid number"),
+        ({"latency": {"pace": {"prefil": []}}}, "latency.pace.prefil is not a setting; known: prefill, decode"),
+        (
+            {"latency": {"pace": {"decode": [[1, "a"]]}}},
+            "latency.pace.decode.0.1 is 'a': input should be a valid number",
+        ),
+        ({"latency": {"pace": "a"}, "seed": -1}, "seed is -1: input should be greater than or equal to 0 (and 1 more)"),
+        ({"policy": {"name": "chunked", "settings": {3: 4}}}, "policy.settings.3 is 3: input should be a valid string"),
+        ({"policy": 3}, "policy is 3: settings are expected there, each a name and a value"),
+        ({"estimator": {"reserve_tokens": 3}}, "estimator.reserve_tokens is 3, but a policy estimates launches"),
+        ({"estimator": {"repartition_s": 0.0}}, "give latency.repartition_s (--latency repartition_s=0) instead"),
+    ],
+)
+def test_a_fault_is_named_as_the_setting_is(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^run: ") as refused:
+        checked(RunConfig, BASE | change, "run")
+    assert message in str(refused.value)
+
+
+def test_an_estimator_may_differ_in_what_launches_take() -> None:
+    assert checked(RunConfig, BASE | {"estimator": {"pace": 1.2, "link_bytes_per_s": 1e9}}, "run").estimator is not None
