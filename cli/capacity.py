@@ -32,25 +32,9 @@ WARMUP = "Share of the span of arrivals, at its start, whose requests are not ju
 DRAIN = "Share of the span of arrivals, at its end, whose requests are not judged."
 
 
-def capacity(  # its length is that of the command: a line an option
-    context: typer.Context,
-    trace: options.Trace = None,
-    policy: options.Policy = None,
-    set_: options.Settings = None,
-    model: options.Model = None,
-    device: options.Device = None,
-    arrivals: options.Arrivals = None,
-    rate: Annotated[float | None, typer.Option(help=RATE)] = None,
-    requests: options.Requests = None,
-    instances: options.Instances = None,
-    instance_sms: options.InstanceSms = None,
-    tensor_parallel: options.TensorParallel = None,
-    slo_ttft: options.SloTtft = None,
-    slo_ttft_per_token: options.SloTtftPerToken = None,
-    slo_ttft_floor: options.SloTtftFloor = None,
-    slo_tpot: options.SloTpot = None,
-    seed: options.Seed = None,
-    latency: options.Latency = None,
+@options.of_a_run(*options.SEARCHED, rate=Annotated[float | None, typer.Option(help=RATE)])
+def capacity(
+    settings: dict[str, Any],
     config: options.Stored = None,
     find: Annotated[Find, typer.Option(help=FIND)] = Find.rate,
     target: Annotated[float, typer.Option(help="Share of judged requests that meet the SLO.")] = 0.9,
@@ -71,8 +55,7 @@ def capacity(  # its length is that of the command: a line an option
     question = Question(
         target=target, confidence=confidence, tolerance=tolerance, seeds=seeds, warmup=warmup, drain=drain
     )
-    settings = {name: value for name, value in context.params.items() if name not in ("warmup", "drain")}
-    run = options.run_settings(_with_policy(options.given(settings), find), config, command="capacity", quiet=quiet)
+    run = options.run_settings(_with_policy(settings, find), config, command="capacity", quiet=quiet)
     with searching(quiet=quiet or json) as tell:
         search = Search(question=question, tell=tell)
         document, text = _FINDERS[find](search, run)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,38 +16,6 @@ Text = str | None
 Number = float | None
 Whole = int | None
 Texts = list[str] | None
-
-FIELDS = {
-    "trace": "trace",
-    "arrivals": "arrivals",
-    "rate": "rate",
-    "requests": "requests",
-    "slice_": "slice",
-    "policy": "policy.name",
-    "set_": "policy.settings",
-    "model": "model",
-    "device": "device",
-    "tensor_parallel": "tensor_parallel",
-    "instances": "instances",
-    "instance_sms": "instance_sms",
-    "slo_ttft": "slo.ttft_s",
-    "slo_ttft_per_token": "slo.ttft_per_token_s",
-    "slo_ttft_floor": "slo.ttft_floor_s",
-    "slo_tpot": "slo.tpot_s",
-    "seed": "seed",
-    "queue_limit": "queue_limit",
-    "kv_blocks": "kv_blocks",
-    "memory_fraction": "memory_fraction",
-    "reuse_preempted": "reuse_preempted",
-    "prefix_cache": "prefix_cache",
-    "latency": "latency",
-    "estimator": "estimator",
-    "until": "until_s",
-    "oversized": "oversized",
-    "warmup": "window.warmup_s",
-    "drain": "window.drain_s",
-}
-"""The setting of a run (sim.config.RunConfig) that an option gives."""
 
 RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
 
@@ -88,14 +57,100 @@ Warmup = Annotated[Number, typer.Option(help="Leave the first seconds of arrival
 Drain = Annotated[Number, typer.Option(help="Leave the last seconds of arrivals out of the metrics.")]
 Stored = Annotated[Path | None, typer.Option(help="Repeat this config.json; other options change it.")]
 
+OPTIONS: Mapping[str, tuple[Any, str]] = {
+    "trace": (Trace, "trace"),
+    "policy": (Policy, "policy.name"),
+    "set_": (Settings, "policy.settings"),
+    "model": (Model, "model"),
+    "device": (Device, "device"),
+    "arrivals": (Arrivals, "arrivals"),
+    "rate": (Rate, "rate"),
+    "requests": (Requests, "requests"),
+    "slice_": (Slice, "slice"),
+    "instances": (Instances, "instances"),
+    "instance_sms": (InstanceSms, "instance_sms"),
+    "tensor_parallel": (TensorParallel, "tensor_parallel"),
+    "slo_ttft": (SloTtft, "slo.ttft_s"),
+    "slo_ttft_per_token": (SloTtftPerToken, "slo.ttft_per_token_s"),
+    "slo_ttft_floor": (SloTtftFloor, "slo.ttft_floor_s"),
+    "slo_tpot": (SloTpot, "slo.tpot_s"),
+    "seed": (Seed, "seed"),
+    "queue_limit": (QueueLimit, "queue_limit"),
+    "kv_blocks": (KvBlocks, "kv_blocks"),
+    "memory_fraction": (MemoryFraction, "memory_fraction"),
+    "reuse_preempted": (ReusePreempted, "reuse_preempted"),
+    "prefix_cache": (PrefixCache, "prefix_cache"),
+    "latency": (Latency, "latency"),
+    "estimator": (Estimator, "estimator"),
+    "until": (Until, "until_s"),
+    "oversized": (Oversized, "oversized"),
+    "warmup": (Warmup, "window.warmup_s"),
+    "drain": (Drain, "window.drain_s"),
+}
+"""Of a run: each option's name and help, and the setting (of sim.config.RunConfig) that it gives."""
 
-def given(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options among ``chosen`` that were given, as settings of a run; those a command lacks count as not given."""
+
+SEARCHED = (
+    "trace",
+    "policy",
+    "set_",
+    "model",
+    "device",
+    "arrivals",
+    "rate",
+    "requests",
+    "instances",
+    "instance_sms",
+    "tensor_parallel",
+    "slo_ttft",
+    "slo_ttft_per_token",
+    "slo_ttft_floor",
+    "slo_tpot",
+    "seed",
+    "latency",
+)
+"""Those of a command that makes many runs around one."""
+
+Command = Callable[..., None]
+
+
+def of_a_run(*names: str, **others: object) -> Callable[[Command], Command]:
+    """Makes a command of a function, whose first argument gets the settings that these options gave.
+
+    names: of OPTIONS. others: options whose help differs in this command.
+    """
+
+    def command_of(function: Command) -> Command:
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        shared = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=others.get(name, OPTIONS[name][0])
+            )
+            for name in names
+        ]
+        needed = [one for one in own if one.default is one.empty]
+
+        def command(**chosen: Any) -> None:
+            settings = _given({name: chosen.pop(name) for name in names})
+            function(settings, **chosen)
+
+        # Typer reads a command's options from its signature.
+        everything = [*needed, *shared, *(one for one in own if one not in needed)]
+        command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        return command
+
+    return command_of
+
+
+def _given(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among ``chosen`` that were given, as settings of a run."""
     from cli.settings import pairs
 
     options: dict[str, Any] = {}
-    for name, path in FIELDS.items():
-        value = chosen.get(name)
+    for name, value in chosen.items():
+        path = OPTIONS[name][1]
         if isinstance(value, list | tuple):
             value = pairs(f"--{name.rstrip('_')}", value)
         if value is None or value == {}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,36 +16,9 @@ if TYPE_CHECKING:
     from sim.simulate import Prepared
 
 
-def simulate(  # its length is that of the command: a line an option
-    context: typer.Context,
-    trace: options.Trace = None,
-    policy: options.Policy = None,
-    set_: options.Settings = None,
-    model: options.Model = None,
-    device: options.Device = None,
-    arrivals: options.Arrivals = None,
-    rate: options.Rate = None,
-    requests: options.Requests = None,
-    slice_: options.Slice = None,
-    instances: options.Instances = None,
-    instance_sms: options.InstanceSms = None,
-    tensor_parallel: options.TensorParallel = None,
-    slo_ttft: options.SloTtft = None,
-    slo_ttft_per_token: options.SloTtftPerToken = None,
-    slo_ttft_floor: options.SloTtftFloor = None,
-    slo_tpot: options.SloTpot = None,
-    seed: options.Seed = None,
-    queue_limit: options.QueueLimit = None,
-    kv_blocks: options.KvBlocks = None,
-    memory_fraction: options.MemoryFraction = None,
-    reuse_preempted: options.ReusePreempted = None,
-    prefix_cache: options.PrefixCache = None,
-    latency: options.Latency = None,
-    estimator: options.Estimator = None,
-    until: options.Until = None,
-    oversized: options.Oversized = None,
-    warmup: options.Warmup = None,
-    drain: options.Drain = None,
+@options.of_a_run(*options.OPTIONS)
+def simulate(
+    settings: dict[str, Any],
     config: options.Stored = None,
     out: Annotated[Path | None, typer.Option(help="Write the run to this new directory.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing run at --out.")] = False,
@@ -56,8 +29,8 @@ def simulate(  # its length is that of the command: a line an option
     """Serve a trace with a policy on a simulated device."""
     if token_times and out is None:
         raise ValueError("--token-times writes to a run directory; give --out DIR too")
-    settings = options.run_settings(options.given(context.params), config, command="simulate", quiet=quiet)
-    _simulate(settings, out, force=force, token_times=token_times, json=json, quiet=quiet)
+    run = options.run_settings(settings, config, command="simulate", quiet=quiet)
+    _simulate(run, out, force=force, token_times=token_times, json=json, quiet=quiet)
 
 
 def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:

@@ -19,27 +19,12 @@ RATES = "Requests/s in all, LOW:HIGH, between which runs are tried."
 LATENCY = "What is to be low: ttft, tpot, itl, e2e, normalised or queueing, with _mean, _p50, _p90, _p95 or _p99."
 
 
-def tune(  # its length is that of the command: a line an option
-    context: typer.Context,
+@options.of_a_run(*(name for name in options.SEARCHED if name != "rate"))
+def tune(
+    settings: dict[str, Any],
     out: Annotated[Path, typer.Option(help="Directory of the trials; finished ones in it are not run again.")],
     vary: Annotated[list[str], typer.Option(help=VARY)],
     rates: Annotated[str, typer.Option(help=RATES)],
-    trace: options.Trace = None,
-    policy: options.Policy = None,
-    set_: options.Settings = None,
-    model: options.Model = None,
-    device: options.Device = None,
-    arrivals: options.Arrivals = None,
-    requests: options.Requests = None,
-    instances: options.Instances = None,
-    instance_sms: options.InstanceSms = None,
-    tensor_parallel: options.TensorParallel = None,
-    slo_ttft: options.SloTtft = None,
-    slo_ttft_per_token: options.SloTtftPerToken = None,
-    slo_ttft_floor: options.SloTtftFloor = None,
-    slo_tpot: options.SloTpot = None,
-    seed: options.Seed = None,
-    latency: options.Latency = None,
     config: options.Stored = None,
     minimise: Annotated[str, typer.Option(help=LATENCY)] = "ttft_p90",
     target: Annotated[float, typer.Option(help="Share of requests that must meet the SLO.")] = 0.9,
@@ -55,9 +40,10 @@ def tune(  # its length is that of the command: a line an option
     from cli.output import note, print_json, progress
     from sim.tuning import Tuner, varied
 
-    run = options.run_settings(options.given(context.params), config, command="tune", quiet=quiet)
-    settings = [varied(text) for text in vary]
-    tuner = Tuner(base=run, settings=settings, rate=_rates(rates), latency=f"{minimise}_s", target=target)
+    run = options.run_settings(settings, config, command="tune", quiet=quiet)
+    tuner = Tuner(
+        base=run, settings=[varied(text) for text in vary], rate=_rates(rates), latency=f"{minimise}_s", target=target
+    )
     _check(tuner)
     with progress("tuning", trials, quiet=quiet or json) as tell:
         found = tuner.run(
