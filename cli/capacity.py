@@ -30,6 +30,9 @@ RATE = "Where the search for a rate begins; with --find gpus, the requests/s in 
 SEEDS = "The most runs at a rate, each with other traffic; the first is --seed."
 WARMUP = "Share of the span of arrivals, at its start, whose requests are not judged."
 DRAIN = "Share of the span of arrivals, at its end, whose requests are not judged."
+XY_SETTINGS = ("prefill_instances", "decode_instances")
+SPLIT_SETTINGS = ("decode_sms",)
+MORE = "more --requests or --seeds would tell"
 
 
 @options.of_a_run(*options.SEARCHED, rate=Annotated[float | None, typer.Option(help=RATE)])
@@ -75,12 +78,16 @@ def _with_policy(given: dict[str, Any], find: Find) -> dict[str, Any]:
     policy = given.setdefault("policy", {})
     if named and policy.setdefault("name", named) != named:
         raise ValueError(f"--find {find} is about the policy {named}, not {policy['name']}; leave --policy out")
+    settings = policy.get("settings", {})
+    for name in {Find.xy: XY_SETTINGS, Find.shares: SPLIT_SETTINGS}.get(find, ()):
+        if name in settings:
+            raise ValueError(f"--find {find} tries every {name}, so --set {name} has no meaning; leave it out")
     if find is Find.gpus and "rate" not in given:
         raise ValueError("--find gpus needs the --rate that they are to serve")
     if find is Find.xy and "instances" in given:
-        policy["settings"] = {"prefill_instances": 1, "decode_instances": given["instances"] - 1} | policy.get(
-            "settings", {}
-        )
+        if given["instances"] < 2:
+            raise ValueError(f"--find xy shares out 2 --instances or more, not {given['instances']}")
+        policy["settings"] = settings | dict(zip(XY_SETTINGS, (1, given["instances"] - 1), strict=True))
     return given
 
 
@@ -159,20 +166,26 @@ def _capacity_text(found: Capacity, gpus: int, question: Question) -> str:
     from cli.output import number, table
 
     if not 0 < found.rate < float("inf"):
-        return "capacity: " + ("none, however low the rate" if found.rate == 0 else "no limit; serve more requests")
-    sure = f"{question.confidence:.0%} confidence"
+        return "capacity: " + ("none, however low the rate" if found.rate == 0 else "no limit; serve more --requests")
+    sure = _sure(question)
     lines = [
         ["capacity", number(found.rate), number(found.rate / gpus)],
         [f"kept with {sure}", number(found.kept), number(found.kept and found.kept / gpus)],
         [f"missed with {sure}", number(found.missed), number(found.missed and found.missed / gpus)],
     ]
     tried = [[number(point.rate), *_point_cells(point, question)] for point in found.points]
-    return "\n\n".join(
-        (
-            table(["highest rate", "requests/s", "per GPU"], lines),
-            table(["requests/s", "SLO met (%)", "seeds", "the SLO is"], tried),
-        )
-    )
+    parts = [
+        table(["highest rate", "requests/s", "per GPU"], lines),
+        table(["requests/s", "SLO met (%)", "seeds", "the SLO is"], tried),
+    ]
+    open_ = [word for word, rate in (("kept", found.kept), ("missed", found.missed)) if rate is None]
+    if open_:
+        parts.append(f"no rate tried is {' or '.join(open_)} with {sure}; {MORE}")
+    return "\n\n".join(parts)
+
+
+def _sure(question: Question) -> str:
+    return f"{100 * question.confidence:.4g}% confidence"
 
 
 def _point_cells(point: Point, question: Question) -> list[str]:
@@ -187,14 +200,18 @@ def _met(point: Point, question: Question) -> str:
 
 
 def _fewest_text(found: Fewest, gpus: int, run: RunConfig, question: Question) -> str:
-    sure = f"with {question.confidence:.0%} confidence"
-    lines = [
-        f"{gpus} GPUs ({found.instances} instances of {run.tensor_parallel}) for {run.rate:g} requests/s: "
-        f"{_met(found.point, question)} % meet the SLO, {found.point.decision} {sure}"
-    ]
+    what = f"GPUs ({found.instances} x {run.tensor_parallel})" if gpus > 1 else "GPU"
+    lines = [f"{gpus} {what} for {run.rate:g} requests/s: {_said(found.point, question)}"]
     if found.below is not None:
-        lines.append(f"one instance fewer: {_met(found.below, question)} %, {found.below.decision} {sure}")
-    return "\n".join(lines)
+        lines.append(f"one instance fewer: {_said(found.below, question)}")
+    return "\n".join([*lines, *([] if found.point.decision == "kept" else [MORE])])
+
+
+def _said(point: Point, question: Question) -> str:
+    met = f"{_met(point, question)} % meet the SLO"
+    if point.decision == "undecided":
+        return f"{met}, undecided after {len(point.attainments)} seeds"
+    return f"{met}, {point.decision} with {_sure(question)}"
 
 
 def _best_text(found: Best, gpus: int, question: Question) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,10 +41,10 @@ def tune(
     from cli.output import note, print_json, progress
     from sim.tuning import Tuner, varied
 
+    ranges = [varied(text) for text in vary]
+    _check_once(settings.get("policy", {}).get("settings", {}), ranges)
     run = options.run_settings(settings, config, command="tune", quiet=quiet)
-    tuner = Tuner(
-        base=run, settings=[varied(text) for text in vary], rate=_rates(rates), latency=f"{minimise}_s", target=target
-    )
+    tuner = Tuner(base=run, settings=ranges, rate=_rates(rates), latency=f"{minimise}_s", target=target)
     _check(tuner)
     with progress("tuning", trials, quiet=quiet or json) as tell:
         found = tuner.run(
@@ -56,6 +57,12 @@ def tune(
     print(_table(tuner, found, minimise))
     if not quiet:
         note(f"trials in {out}")
+
+
+def _check_once(fixed: Mapping[str, Any], ranges: Sequence[Varied]) -> None:
+    for one in ranges:
+        if one.name in fixed:
+            raise ValueError(f"{one.name} is in --set and in --vary; keep one")
 
 
 def _rates(text: str) -> Varied:

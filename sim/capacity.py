@@ -7,7 +7,8 @@ gaps between them stretched, so nothing changes but the rate. The search has two
    then bisected to within a tenth. Such a run says yes or no and stops as soon as that is certain (:mod:`sim.verdict`).
 2. From there the mean attainment A over seeds is bracketed and bisected to within the tolerance. At each rate seeds are
    added, two or more, until Student's t interval of A lies on one side of the target, or there are as many as there may
-   be. The capacity is where the line between the last two rates meets the target, as the knee of a sweep is.
+   be; seeds of so few requests that all could meet the SLO by chance say nothing. The capacity is where the line
+   between the last two rates meets the target, as the knee of a sweep is.
 
 An overloaded run is stopped once so many have missed that its attainment is at most a floor below the target, and
 counts as the floor. That is sound: the mean of max(A, floor) is no less than that of A, so if it is below the target
@@ -65,7 +66,7 @@ class Question:
                 raise ValueError(f"{name} is {value:g}; give a share above 0 and below 1, such as 0.9")
         if self.seeds < 2:
             raise ValueError(f"seeds is {self.seeds}; an interval needs 2 or more")
-        if min(self.warmup, self.drain) < 0 or self.warmup + self.drain >= 1:
+        if not (self.warmup >= 0 and self.drain >= 0 and self.warmup + self.drain < 1):
             raise ValueError(
                 f"warm-up {self.warmup:g} and drain {self.drain:g} leave nothing to judge; give shares below 1 in all"
             )
@@ -79,6 +80,16 @@ class Question:
     def look_confidence(self) -> float:
         """Of a two-sided interval whose either side is as sure as one of all looks must be."""
         return 1 - 2 * (1 - self.confidence) / (self.seeds - 1)
+
+    @property
+    def fewest_judged(self) -> int:
+        """Judged requests of all seeds with which the least chance, that all meet the SLO or none, says enough.
+
+        Requests that meet it with a probability of the target all do so with target^n, which has to be improbable. A
+        target of 1 is taken for 0.99: no number of requests shows that every one will.
+        """
+        share = min(max(self.target, 1 - self.target), 0.99)
+        return math.ceil(math.log((1 - self.look_confidence) / 2) / math.log(share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +148,15 @@ class Search:
         """Whether the SLO is kept by the mean over seeds, from that of ``config`` on."""
         question = self.question
         found: list[float] = []
-        stopped = False
+        stopped, judged = False, 0
         decision: Decision = "undecided"
         while decision == "undecided" and len(found) < question.seeds:
             run = config.model_copy(update={"seed": config.seed + len(found)})
             verdict = self._judged(run, question.floor, to_the_end=True)
             stopped = stopped or not verdict.kept
+            judged += verdict.judged
             found.append(verdict.met / verdict.judged if verdict.kept else question.floor)
-            if len(found) > 1:
+            if len(found) > 1 and judged >= question.fewest_judged:
                 mean = interval(found, question.look_confidence)
                 if mean.low >= question.target and not stopped:
                     decision = "kept"
@@ -196,10 +208,21 @@ class Search:
         self.tested.simulations += 1
         self.tested.stopped += found.stopped_s is not None
         self.tested.requests += found.met + found.missed
+        self._check_evidence(found.judged)
         late = f"{found.missed} of {found.judged} late"
         early = "" if found.stopped_s is None else f", stopped at {found.stopped_s:.0f} s"
         self.tell(f"{config.rate:g} requests/s, seed {config.seed}: {late}{early}")
         return found
+
+    def _check_evidence(self, judged: int) -> None:
+        """Raises ValueError where runs of so many judged requests could never decide anything."""
+        question = self.question
+        if judged * question.seeds < question.fewest_judged:
+            raise ValueError(
+                f"{question.seeds} seeds of {judged} judged requests cannot tell whether {question.target:g} of them"
+                f" meet the SLO with a confidence of {question.confidence:g}, which takes {question.fewest_judged} in"
+                " all; serve more (--requests), or allow more --seeds"
+            )
 
 
 class _Points:

@@ -51,6 +51,12 @@ def test_gpus_and_settings_are_found(capsys: pytest.CaptureFixture[str]) -> None
         ("--policy chunked --rate 1e300", "rate is 1e+300; begin the search at one from 0.001 to 100000 requests/s"),
         ("", "--policy is missing; see bulletsim capacity --help"),
         ("--policy chunked --warmup 0.6 --drain 0.5", "leave nothing to judge"),
+        ("--policy chunked --warmup nan", "warm-up nan and drain 0.1 leave nothing to judge"),
+        ("--policy chunked --requests 3", "2 seeds of 1 judged requests cannot tell whether 0.9 of them meet the SLO"),
+        ("--policy chunked --requests 3 --find gpus", "which takes 29 in all; serve more (--requests)"),
+        ("--find split --set decode_sms=20", "--find split tries every decode_sms, so --set decode_sms has no meaning"),
+        ("--find xy --set prefill_instances=1", "so --set prefill_instances has no meaning; leave it out"),
+        ("--find xy --instances 1", "--find xy shares out 2 --instances or more, not 1"),
     ],
 )
 def test_wrong_options(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +64,14 @@ def test_wrong_options(arguments: str, message: str, capsys: pytest.CaptureFixtu
     err = capsys.readouterr().err
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_what_stays_undecided_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    few = [*RUN, "--policy", "chunked", "--confidence", "0.999", "--target", "0.85"]
+    assert run([*few, "--rate", "700", "--find", "gpus", "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "undecided after 2 seeds" in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_gpus_need_a_rate(capsys: pytest.CaptureFixture[str]) -> None:

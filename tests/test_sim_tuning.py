@@ -106,6 +106,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("--vary x", "'x' varies nothing"),
         ("--vary budget_tokens=1:Infinity", "'budget_tokens=1:Infinity' varies nothing"),
         ("--vary budget_tokens=1:2 --vary budget_tokens=3:4", "budget_tokens is varied twice"),
+        ("--set budget_tokens=512", "budget_tokens is in --set and in --vary; keep one"),
         ("--target 7", "target is 7; give a share"),
     ],
 )
