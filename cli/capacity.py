@@ -201,7 +201,7 @@ def _met(point: Point, question: Question) -> str:
 
 def _fewest_text(found: Fewest, gpus: int, run: RunConfig, question: Question) -> str:
     what = f"GPUs ({found.instances} x {run.tensor_parallel})" if gpus > 1 else "GPU"
-    lines = [f"{gpus} {what} for {run.rate:g} requests/s: {_said(found.point, question)}"]
+    lines = [f"fewest for {run.rate:g} requests/s: {gpus} {what}", _said(found.point, question)]
     if found.below is not None:
         lines.append(f"one instance fewer: {_said(found.below, question)}")
     return "\n".join([*lines, *([] if found.point.decision == "kept" else [MORE])])

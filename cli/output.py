@@ -7,7 +7,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
+
+WIDTH = 80
+NARROWEST = 16
+"""Characters of a line, and of a column of names that has to give way."""
 
 
 def print_json(document: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -21,18 +26,47 @@ def note(text: str) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Aligned columns: the first ``left`` to the left, the others, which are numbers, to the right."""
-    lines = [tuple(head), *(tuple(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    text = []
-    for line in lines:
-        cells = [
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        text.append("  ".join(cells).rstrip())
+    """Aligned columns: the first ``left`` to the left, the others, which are numbers, to the right.
+
+    Where that is wider than WIDTH, headings go over several lines, and then what stands in the columns to the left.
+    """
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    _narrow(widths, [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns])
+    _narrow(widths, [NARROWEST if place < left else width for place, width in enumerate(widths)])
     rule = "  ".join("-" * width for width in widths)
-    return "\n".join([text[0], rule, *text[1:]])
+    first, *others = (_aligned(row, widths, left) for row in (head, *rows))
+    return "\n".join([*first, rule, *(line for lines in others for line in lines)])
+
+
+def _narrow(widths: list[int], least: Sequence[int]) -> None:
+    """Takes from the widest columns, none below its ``least``, until all fit WIDTH or nothing is left to take."""
+    while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
+        loose = [place for place, width in enumerate(widths) if width > least[place]]
+        if not loose:
+            return
+        widths[max(loose, key=widths.__getitem__)] -= 1
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
+    """A row: one line, or as many as its fullest cell takes."""
+    cells = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
+    lines = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        aligned = [
+            part.ljust(width) if place < left else part.rjust(width)
+            for place, (part, width) in enumerate(zip(parts, widths, strict=True))
+        ]
+        lines.append("  ".join(aligned).rstrip())
+    return lines
+
+
+def _broken(cell: str, width: int) -> list[str]:
+    if len(cell) <= width:
+        return [cell]
+    from textwrap import wrap
+
+    return wrap(cell, width)
 
 
 def number(value: float | None, scale: float = 1.0, digits: int = 3) -> str:

@@ -242,3 +242,15 @@ def test_numbers_have_three_digits(value: float | None, text: str) -> None:
 
 def test_tables_align() -> None:
     assert table(["name", "x"], [["a", "1"], ["bb", "10"]]) == "name   x\n----  --\na      1\nbb    10"
+
+
+def test_tables_fit_80_columns() -> None:
+    heads = ["policy", *["requests/s per GPU"] * 4]
+    shown = table(
+        heads, [["chunked(budget_tokens=512, max_resident=64, prompt_share=0.5)", *["12.5"] * 4]]
+    ).splitlines()
+    assert max(map(len, shown)) == 80
+    assert shown[0].split() == ["policy", *["requests/s"] * 4]
+    assert shown[1].split() == ["per", "GPU"] * 4
+    assert shown[3].split() == ["chunked(budget_tokens=512,", *["12.5"] * 4]
+    assert shown[4:] == ["max_resident=64,", "prompt_share=0.5)"]
