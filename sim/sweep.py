@@ -21,14 +21,14 @@ from sim.fanout import HERE, Fanout, fan_out
 from sim.metrics import Metrics
 from sim.results import Row, row, write_results
 from sim.rundir import replacing, write_json
-from sim.simulate import CannotRun, check_all, simulated
+from sim.simulate import CannotRun, check_all, measure_together, simulated
 from sim.sweep_cells import Cell
 
 SPEC = "spec.yaml"
 FAILURES = "failures.json"
 
 Runner = Callable[[Sequence[RunConfig]], Sequence[Metrics]]
-"""Measures runs that one simulation serves; :func:`sim.simulate.measure_together` is the one."""
+"""Measures runs that one simulation serves."""
 Progress = Callable[[int, int], None]
 
 LOST = "its process died, killed or out of memory"
@@ -91,7 +91,7 @@ def run_sweep(
     cells: Sequence[Cell],
     directory: Path,
     *,
-    run: Runner,
+    run: Runner = measure_together,
     spec: Path | None = None,
     fanout: Fanout = HERE,
     progress: Progress | None = None,

@@ -58,7 +58,7 @@ class Cell:
         return f", line {self.lines['']}" if "" in self.lines else ""
 
 
-def cells(spec: SweepSpec, where: str) -> list[Cell]:
+def cells(spec: SweepSpec, where: str = "sweep") -> list[Cell]:
     """Every run of a sweep in the order of the file: cases, what-ifs after things as they are, grid, policies.
 
     Raises ValueError where a setting is wrong, there are too many, two cells are the same run, or two policies of one

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from sim.plots.levels import held
 from sim.plots.looks import POLICY_LOOKS
 from sim.plots.prediction import errors_over_time, prediction
 from sim.plots.series import panels, slo_text
-from sim.plots.style import looks, save
+from sim.plots.style import figure, looks, save, styled
 from sim.plots.timeline import timeline
 from sim.records import StepLog
 from sim.results import Row
@@ -231,3 +233,15 @@ def test_errors_over_time_are_quantiles_of_what_began_in_a_bin() -> None:
     np.testing.assert_allclose(low, [0.1, np.nan, -0.4])
     np.testing.assert_allclose(median, [0.5, np.nan, 0.0])
     np.testing.assert_allclose(high, [0.9, np.nan, 0.4])
+
+
+def test_a_figure_shows_itself_in_a_notebook_in_its_own_style() -> None:
+    with styled():
+        drawing = figure(3.0, 2.0)
+        drawing.subplots().plot([0, 1])
+    picture, size = drawing._repr_png_()
+    assert picture.startswith(b"\x89PNG")
+    assert size == {"width": 300, "height": 200}
+    assert struct.unpack(">II", picture[16:24]) == (600, 400)
+    with matplotlib.rc_context({"font.size": 30, "xtick.labelsize": 30}):
+        assert drawing._repr_png_()[0] == picture
