@@ -8,7 +8,7 @@ the served requests enters it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Any, NamedTuple, Self
 
 from policies.api import LINK
@@ -45,12 +45,16 @@ class Pace(NamedTuple):
     probes: tuple[Probe, ...] = ()
 
     def by_sms(self, kind: str) -> list[tuple[int, float]]:
-        """Time now over time when profiled, of layers of a kind on each share they were run again on."""
+        """Time now over time when profiled, of layers of a kind on each share they were run again on.
+
+        Their mean: a machine that is now at one speed, now at another is at neither on the average, and the sum of
+        many steps goes by the average. What one probe met by accident is gone with the median of its repeats.
+        """
         ratios: dict[int, list[float]] = {}
         for probe in self.probes:
             if probe.kind == kind:
                 ratios.setdefault(probe.sms, []).append(probe.ratio)
-        return [(sms, median(found)) for sms, found in sorted(ratios.items())]
+        return [(sms, fmean(found)) for sms, found in sorted(ratios.items())]
 
     @classmethod
     def read(cls, documents: Iterable[Mapping[str, Any]]) -> Self:
