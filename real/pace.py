@@ -18,8 +18,9 @@ from real.lanes import Batch, DeviceError, Job, Lanes
 
 KINDS = ("prefill", "decode")
 REPEATS = 5
-MOST_ROWS = 3
-"""Rows of the profile for each kind of layers and share: the longest, which are timed best."""
+MOST_ROWS = 4
+"""Rows of the profile for each kind of layers and share, from the shortest to the longest: small launches, which wait
+for memory and for each other's threads, do not slow down as large ones do."""
 
 TIMEOUT_S = 120.0
 
@@ -91,20 +92,27 @@ def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers
 
 def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], layers: int) -> Iterator[Probe]:
     rows = profile.select(f"{kind}_layers").sort_values("latency_s", ascending=False)
-    rows = rows[rows["layers"] < layers]
-    taken: dict[int, int] = {}
-    for row in rows.to_dict("records"):
+    by_sms: dict[int, list[Probe]] = {}
+    for row in rows[rows["layers"] < layers].to_dict("records"):
         if kind == "prefill":
             one = row["new_tokens"], row["cached_tokens"]
             count = row["sequences"]
         else:
             one, count = (1, row["decode_context_tokens"] - 1), row["decode_requests"]
         sms = int(row["sms"])
-        fits = count <= lanes.slots and sum(one) <= lanes.slot_tokens and lanes.granted(*place, sms) == sms
-        if fits and taken.setdefault(sms, 0) < MOST_ROWS:
-            taken[sms] += 1
+        if count <= lanes.slots and sum(one) <= lanes.slot_tokens and lanes.granted(*place, sms) == sms:
             sequences = tuple(Sequenced(slot, int(one[0]), int(one[1])) for slot in range(int(count)))
-            yield Probe(kind, sms, sequences, int(row["layers"]), float(row["latency_s"]))
+            probe = Probe(kind, sms, sequences, int(row["layers"]), float(row["latency_s"]))
+            by_sms.setdefault(sms, []).append(probe)
+    for found in by_sms.values():
+        yield from _spread(found, MOST_ROWS)
+
+
+def _spread(probes: Sequence[Probe], most: int) -> list[Probe]:
+    """At most so many of them, the first and the last among these, at even distances."""
+    if len(probes) <= most:
+        return list(probes)
+    return [probes[place * (len(probes) - 1) // (most - 1)] for place in range(most)]
 
 
 def _seconds(lanes: Lanes, place: tuple[int, str], probe: Probe) -> float:

@@ -256,6 +256,7 @@ def profile() -> Profile:
         layers("prefill", 4, 9.0, new=16, many=5),
         layers("prefill", 2, 9.0, new=16),
         *(layers("decode", 4, 0.01 * many, cached=100 + many, many=many) for many in (1, 2, 3, 4)),
+        layers("decode", 4, 0.05, cached=200, many=4),
         layers("decode", 4, 9.0, cached=512, many=2),
     ]
     return cpu_profile(4, "tiny", rows)
@@ -266,29 +267,32 @@ NAMES = [("prefill",), ("decode", LINK)]
 
 def test_pace_is_the_mean_over_layers_of_the_median_when_run_again() -> None:
     twice = {("prefill", 1): [99.0, *[0.8] * 5], ("prefill", 4): [99.0, 0.1, 0.3, 0.3, 0.3, 9.0]}
-    # Three rows in turns, the longest first, after a turn that does not count.
-    decode = [99.0] * 3 + [0.04, 0.06, 0.03] * 5
+    # Four rows of five in turns, the longest and the shortest among them, after a turn that does not count.
+    decode = [99.0] * 4 + [0.05, 0.06, 0.03, 0.04] * 5
     lanes = Timed({**twice, ("decode", 4): decode})
     found = paced(profile(), lanes, NAMES, 8)
     assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
-    assert dict(found.by_sms("decode")) == pytest.approx({4: fmean([0.04 / 0.04, 0.06 / 0.03, 0.03 / 0.02])})
+    assert dict(found.by_sms("decode")) == pytest.approx(
+        {4: fmean([0.05 / 0.05, 0.06 / 0.04, 0.03 / 0.03, 0.04 / 0.01])}
+    )
     assert Pace.read([found.document()]).by_sms("prefill") == found.by_sms("prefill")
     rows = found.document()["probes"]
     assert [(row["kind"], row["sms"], row["profiled_s"]) for row in rows] == [
         ("prefill", 1, 0.4),
         ("prefill", 4, 0.1),
+        ("decode", 4, 0.05),
         ("decode", 4, 0.04),
         ("decode", 4, 0.03),
-        ("decode", 4, 0.02),
+        ("decode", 4, 0.01),
     ]
     assert len(lanes.jobs) == 6 * len(rows)
     assert {(job.instance, job.lane) for job in lanes.jobs} == {(0, "prefill"), (1, "decode")}
-    batch = lanes.jobs[6].task
+    batch = lanes.jobs[7].task
     assert isinstance(batch, Batch)
     assert (batch.sequences, len(batch.tokens), batch.first, batch.last) == ((Sequenced(0, 64, 448),), 64, 0, 2)
     last = lanes.jobs[-1].task
     assert isinstance(last, Batch)
-    assert last.sequences == (Sequenced(0, 1, 102), Sequenced(1, 1, 102))
+    assert last.sequences == (Sequenced(0, 1, 101),)
 
 
 def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
