@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli import completion
+
 if TYPE_CHECKING:
     from sim.fanout import Fanout
 
+BACKEND = "Where runs go: local, dask or ray (a cluster that is there)."
+
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes (default: one a core).")]
-BackendOption = Annotated[str, typer.Option(help="Where runs go: local, dask or ray (a cluster that is there).")]
+BackendOption = Annotated[str, typer.Option(help=BACKEND, autocompletion=completion.backends)]
 Address = Annotated[str | None, typer.Option(help="Of the Dask scheduler, or of the Ray head.")]
 
 
@@ -20,8 +24,8 @@ def fanout(backend: str, jobs: int | None, address: str | None) -> Fanout:
 
     from sim.fanout import Fanout
 
-    if backend not in ("local", "dask", "ray"):
-        raise ValueError(f"--backend is {backend!r}; known: local, dask, ray")
+    if backend not in completion.backends():
+        raise ValueError(f"--backend is {backend!r}; known: {', '.join(completion.backends())}")
     if backend != "local" and jobs is not None:
         raise ValueError(f"--jobs is for local processes; a {backend} cluster has as many as it has")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

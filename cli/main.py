@@ -18,6 +18,7 @@ import typer
 from cli import (
     capacity,
     catalogue,
+    completion,
     demo,
     fit,
     plot,
@@ -40,7 +41,6 @@ app = typer.Typer(
     help="Simulate, measure and compare LLM-serving policies that share one GPU between prefill and decode.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
     no_args_is_help=True,
 )
 app.command("demo")(demo.demo)
@@ -98,6 +98,9 @@ def main() -> None:
     """The entry point."""
     _open_streams()
     signal.signal(signal.SIGTERM, _terminate)
+    if os.environ.get(completion.VARIABLE) == completion.BASH:
+        completion.in_bash(lambda: run([]))
+        return
     status = run(sys.argv[1:])
     sys.exit(status if _flushed() else status or 2)
 

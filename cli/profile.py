@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import completion
+
 if TYPE_CHECKING:
     from profiler.measure.campaign import Outcome
 
@@ -17,8 +19,8 @@ LIMIT = "Begin nothing after so many seconds; what is done by then is the profil
 
 
 def profile(
-    device: Annotated[str, typer.Option(help="What to measure: cpu or cuda.")],
-    model: Annotated[str, typer.Option(help=MODEL)],
+    device: Annotated[str, typer.Option(help="What to measure: cpu or cuda.", autocompletion=completion.machines)],
+    model: Annotated[str, typer.Option(help=MODEL, autocompletion=completion.models)],
     out: Annotated[Path, typer.Option(help="Write OUT.parquet and OUT.json; OUT.journal.jsonl on the way.")],
     quick: Annotated[bool, typer.Option("--quick", help="The coarse grid only.")] = False,
     kernels: Annotated[list[str] | None, typer.Option(help=KERNELS)] = None,

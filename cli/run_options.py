@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import completion
+
 if TYPE_CHECKING:
     from sim.config import RunConfig
 
@@ -19,6 +21,16 @@ Texts = list[str] | None
 
 RATE = "Requests/s in all: recorded arrivals are rescaled to it, a trace of lengths gets Poisson arrivals."
 
+TRACE = "A trace file, or workload:NAME (see bulletsim traces list)."
+
+POLICY = "A name from bulletsim policies, or path.py:Class."
+
+SET = "A policy setting, key=value; repeatable."
+
+MODEL = "A name from bulletsim models, or a config.json."
+
+DEVICE = "A name from bulletsim devices."
+
 PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)."
 
 ESTIMATOR = "What the policy plans with, where it is another latency model, key=value; repeatable."
@@ -27,11 +39,11 @@ REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as
 
 PREFIXES = "Prompts that begin alike share KV; needs block_hashes or session_id in the trace (default no)."
 
-Trace = Annotated[Text, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")]
-Policy = Annotated[Text, typer.Option(help="A name from bulletsim policies, or path.py:Class.")]
-Settings = Annotated[Texts, typer.Option("--set", help="A policy setting, key=value; repeatable.")]
-Model = Annotated[Text, typer.Option(help="A name from bulletsim models, or a config.json.")]
-Device = Annotated[Text, typer.Option(help="A name from bulletsim devices.")]
+Trace = Annotated[Text, typer.Option(help=TRACE, autocompletion=completion.traces)]
+Policy = Annotated[Text, typer.Option(help=POLICY, autocompletion=completion.policies)]
+Settings = Annotated[Texts, typer.Option("--set", help=SET, autocompletion=completion.settings)]
+Model = Annotated[Text, typer.Option(help=MODEL, autocompletion=completion.models)]
+Device = Annotated[Text, typer.Option(help=DEVICE, autocompletion=completion.devices)]
 Arrivals = Annotated[Text, typer.Option(help="How requests arrive, such as poisson:4 or closed:32.")]
 Rate = Annotated[Number, typer.Option(help=RATE)]
 Slice = Annotated[Text, typer.Option("--slice", help="Of the trace's own times, START:END in seconds.")]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from cli import completion
+from cli.run_options import TRACE
 
 if TYPE_CHECKING:
     from real.plan import Plan
@@ -18,6 +21,7 @@ Texts = list[str]
 Number = float | None
 Whole = int | None
 
+MODEL = "A name from bulletsim models, a config.json, or a folder of weights."
 POLICY = "NAME, or NAME:key=value,key=value; repeatable. NAME may be path.py:Class."
 RATE = "Requests/s in all; repeatable. Without it the trace's own times."
 SHRINK = "Divide prompts and answers by this, for a device too small for the real ones."
@@ -28,10 +32,11 @@ REPORT = "Only make the report anew from the runs at --out."
 
 
 def validate(
-    device: Annotated[str, typer.Option(help="What to serve on: cpu or cuda.")],
-    model: Annotated[str, typer.Option(help="A name from bulletsim models, a config.json, or a folder of weights.")],
-    trace: Annotated[str, typer.Option(help="A trace file, or workload:NAME (see bulletsim traces list).")],
-    policy: Annotated[Texts, typer.Option(help=POLICY)],
+    context: typer.Context,
+    device: Annotated[str, typer.Option(help="What to serve on: cpu or cuda.", autocompletion=completion.machines)],
+    model: Annotated[str, typer.Option(help=MODEL, autocompletion=completion.models)],
+    trace: Annotated[str, typer.Option(help=TRACE, autocompletion=completion.traces)],
+    policy: Annotated[Texts, typer.Option(help=POLICY, autocompletion=completion.policies)],
     out: Annotated[Path, typer.Option(help="Directory of runs and report; what is finished there is kept.")],
     rate: Annotated[list[float] | None, typer.Option(help=RATE)] = None,
     requests: Annotated[Whole, typer.Option(help="Serve only so many, from the start.")] = None,
@@ -59,32 +64,22 @@ def validate(
     check_torch("serving for real")
     from real.plan import Plan
 
-    slo = {
-        "ttft_s": slo_ttft,
-        "ttft_per_token_s": slo_ttft_per_token,
-        "ttft_floor_s": slo_ttft_floor,
-        "tpot_s": slo_tpot,
-    }
-    chosen = {
-        "device": device,
-        "model": model,
-        "trace": trace,
-        "policies": list(map(_entry, policy)),
-        "rates": list(rate or ()),
-        "time_scale": time_scale,
-        "requests": requests,
-        "shrink": shrink,
-        "seed": seed,
+    _validated(checked(Plan, _chosen(context.params), "options"), out, only_report=report, json=json, quiet=quiet)
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a plan that these options give."""
+    slo = {f"{name.removeprefix('slo_')}_s": value for name, value in options.items() if name.startswith("slo_")}
+    as_they_are = ("device", "model", "trace", "time_scale", "requests", "shrink", "seed", "repeats", "slots", "quick")
+    files = {"profile": options["profile"], "latency": options["latency_model"]}
+    return {
+        **{name: options[name] for name in (*as_they_are, "temperature")},
+        **{name: None if path is None else str(path) for name, path in files.items()},
+        "policies": list(map(_entry, options["policy"])),
+        "rates": list(options["rate"] or ()),
         "slo": slo,
-        "repeats": repeats,
-        "slots": slots,
-        "profile": None if profile is None else str(profile),
-        "latency": None if latency_model is None else str(latency_model),
-        "quick": quick,
-        "until_s": until,
-        "temperature": temperature,
+        "until_s": options["until"],
     }
-    _validated(checked(Plan, chosen, "options"), out, only_report=report, json=json, quiet=quiet)
 
 
 def check_torch(what: str) -> None:
