@@ -35,6 +35,7 @@ def simulate(
 
 def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:
     from cli.output import note, print_json
+    from cli.writable import check_writable
     from sim.metrics import summarise
     from sim.simulate import prepare
 
@@ -42,6 +43,7 @@ def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: 
         from sim.rundir import check_target, write_run  # with Arrow, which takes a tenth of a second
 
         check_target(out, force)
+        check_writable(out)
     prepared = prepare(config)
     source = prepared.latency.model.source
     if "read as a Llama-like decoder" in source and not quiet:

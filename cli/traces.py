@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli import completion
+
 if TYPE_CHECKING:
     from traces import Trace
     from traces.statistics import Arrivals, Statistics
 
 app = typer.Typer(help="List, fetch, examine and convert request traces.", no_args_is_help=True)
 
-Source = Annotated[str, typer.Argument(help="A file or folder, workload:NAME, or a fetched name.")]
+SOURCE = "A file or folder, workload:NAME, or a fetched name."
+PUBLIC = "A public trace of `bulletsim traces list`."
+Source = Annotated[str, typer.Argument(help=SOURCE, autocompletion=completion.traces)]
 FormatName = Annotated[str | None, typer.Option("--format", help="The format, instead of detecting it.")]
 ArrivalForm = Annotated[str | None, typer.Option(help="New arrivals, such as poisson:4 or spread; see docs/traces.md.")]
 Seed = Annotated[int, typer.Option(help="For everything drawn at random.")]
@@ -77,7 +81,7 @@ def _listing() -> dict[str, Any]:
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="A public trace of `bulletsim traces list`.")],
+    name: Annotated[str, typer.Argument(help=PUBLIC, autocompletion=completion.public_traces)],
     to: Annotated[Path | None, typer.Option(help="The folder to put it in, instead of the cache.")] = None,
     mirror: Annotated[str | None, typer.Option(help="A folder's URL that has the file.")] = None,
     json: Json = False,
@@ -162,10 +166,12 @@ def convert(
 
 
 def _check_target(source: str, target: Path, force: bool) -> None:
-    """ValueError where writing ``target`` would lose a file, before anything is read."""
+    """ValueError where ``target`` cannot be written, or a file would be lost by it, before anything is read."""
+    from cli.writable import check_writable
     from traces.opening import WORKLOAD, path_of
 
     if not target.exists():
+        check_writable(target)
         return
     if target.is_dir():
         raise ValueError(f"{target}: a folder; give the name of a file, .csv or .parquet")

@@ -13,6 +13,8 @@ from pathlib import Path
 from sim.config import RunConfig
 
 ROOMS = ("traces", "profiler", "policies", "sim")
+CLIENTS, MODEL = "chunk-*", "config.json"
+"""What is read of the folder of a trace (ServeGen's) and of a model's."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -21,10 +23,11 @@ def fingerprint(config: RunConfig) -> str:
     digest = hashlib.sha256((config.digest() + code_hash()).encode())
     planned = config.estimator and config.estimator.model
     own = config.policy.name.rpartition(":")[0]
-    for text in (config.trace, config.model, own, config.latency.model or "", planned or ""):
-        path = Path(text)
-        if text and path.exists():
-            digest.update(_contents_hash(path).encode())
+    named = (config.trace, config.model, own, config.latency.model or "", planned or "")
+    for text, inside in zip(named, (CLIENTS, MODEL, None, None, None), strict=True):
+        found = _files(Path(text), inside) if text else []
+        if found:
+            digest.update(_contents_hash(found).encode())
     return digest.hexdigest()
 
 
@@ -35,8 +38,14 @@ def code_hash() -> str:
     return _hash(sorted(path for path in found if "plots" not in path.parts))
 
 
-def _contents_hash(path: Path) -> str:
-    files = [path] if path.is_file() else sorted(part for part in path.rglob("*") if part.is_file())
+def _files(path: Path, inside: str | None) -> list[Path]:
+    """The file, or what of a folder is read; nothing of one that cannot be read, which the run will say."""
+    if path.is_file():
+        return [path]
+    return sorted(part for part in path.glob(inside) if part.is_file()) if inside and path.is_dir() else []
+
+
+def _contents_hash(files: Iterable[Path]) -> str:
     stamped = [(file.resolve(), file.stat()) for file in files]
     return _hash_unchanged(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stamped))
 

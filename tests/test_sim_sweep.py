@@ -249,6 +249,16 @@ def test_the_key_follows_the_files_that_settings_name(tmp_path: Path) -> None:
         assert len(keys) == 3
 
 
+def test_of_a_folder_only_what_is_read_makes_the_key(tmp_path: Path) -> None:
+    config = spelled(tmp_path, SPEC)[0].config.model_copy(update={"trace": str(tmp_path), "model": str(tmp_path)})
+    keys = []
+    for name in ("chunk-0-trace.csv", "chunk-0-dataset.json", "config.json", "notes.txt"):
+        (tmp_path / name).write_text(name)
+        keys.append(fingerprint(config))
+    assert len(set(keys)) == 3
+    assert keys[2] == keys[3]
+
+
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     found = spelled(tmp_path, SPEC)
     with pytest.raises(ValueError, match="holds no sweep"):

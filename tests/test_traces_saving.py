@@ -85,12 +85,12 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_other_endings_and_folders_are_refused(tmp_path: Path) -> None:
+def test_other_endings_are_refused_and_folders_made(tmp_path: Path) -> None:
     trace = traces.workload("code", 3)
     with pytest.raises(TraceError, match=r"saved as \.csv or \.parquet"):
         traces.save(trace, tmp_path / "t.txt")
-    with pytest.raises(TraceError, match="no such folder"):
-        traces.save(trace, tmp_path / "nowhere" / "t.csv")
+    traces.save(trace, tmp_path / "made" / "for it" / "t.csv")
+    assert len(traces.load(tmp_path / "made" / "for it" / "t.csv")) == 3
     with pytest.raises(TraceError, match=r"a picture is \.png, \.svg, \.pdf"):
         draw(trace, tmp_path / "t.txt")
 

@@ -17,7 +17,6 @@ from profiler.profile import Provenance as Measured
 from profiler.specs import DeviceSpec, ModelSpec
 from sim import Completion, Launch, Limits, RunResult, ServingLoop, SimExecutor
 from sim.between import NOTHING_BETWEEN, BetweenSteps
-from sim.prefixcache import HashedBlocks
 from traces.arrivals import ArrivalSource, OpenArrivals
 from traces.request import Provenance, Trace
 
@@ -105,17 +104,14 @@ def serve(
     slo: SLO | None = None,
     blocks: int = 1000,
     block_tokens: int = 16,
-    queue_limit: int | None = None,
-    until_s: float | None = None,
     check: bool = True,
     plain: bool = False,
-    reuse_preempted: bool = False,
-    prefixes: HashedBlocks | None = None,
     between: BetweenSteps = NOTHING_BETWEEN,
+    **limits: Any,
 ) -> RunResult:
     """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step.
 
-    ``plain`` takes away the executor's short cut over decode steps.
+    ``plain`` takes away the executor's short cut over decode steps. ``limits`` are others of sim.limits.Limits.
     """
     latency = latency or toy_latency()
     executor = SimExecutor(latency=latency)
@@ -130,10 +126,7 @@ def serve(
             total_blocks=blocks,
             context_tokens=latency.model.max_context,
             block_tokens=block_tokens,
-            queue_limit=queue_limit,
-            until_s=until_s,
-            reuse_preempted=reuse_preempted,
-            prefixes=prefixes,
+            **limits,
         ),
         between=between,
         keep_token_times=True,

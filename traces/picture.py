@@ -49,7 +49,7 @@ def draw(trace: Trace, path: Path) -> None:
     """Write a figure of ``trace`` to ``path`` (.png, .svg or .pdf).
 
     Above, the cumulative distributions of prompt and output tokens; below, arrivals over time if there are any.
-    Equal traces give equal files.
+    Equal traces give equal files; folders above them are made.
     """
     if path.suffix not in ENDINGS:
         raise TraceError(f"{path}: a picture is {', '.join(ENDINGS)}; choose one of these endings")
@@ -64,6 +64,7 @@ def draw(trace: Trace, path: Path) -> None:
         _draw_lengths(panels[0], trace)
         if trace.arrival_s is not None:
             _draw_arrivals(panels[1], trace.arrival_s)
+        path.parent.mkdir(parents=True, exist_ok=True)
         stamp = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}[path.suffix]
         figure.savefig(path, dpi=200, metadata=stamp)
 

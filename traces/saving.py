@@ -16,8 +16,8 @@ from traces.request import Trace, repeated
 def save(trace: Trace, path: str | Path) -> None:
     """Write ``trace`` to ``path``, whose ending, .csv or .parquet, says how.
 
-    The file appears under its name only when it is whole, and replaces one that is there. Equal traces
-    give equal bytes.
+    The file appears under its name only when it is whole, and replaces one that is there; folders above it are made.
+    Equal traces give equal bytes.
     Raises TraceError for another ending, a name that two requests have, or hashes that :mod:`traces.sessions` made;
     OSError where nothing can be written.
     """
@@ -29,12 +29,11 @@ def save(trace: Trace, path: str | Path) -> None:
         raise TraceError(
             f"{trace.name}: hashes made from sessions are not saved; save the trace that they were made from"
         )
-    if not path.parent.is_dir():
-        raise TraceError(f"{path.parent}: no such folder to save {path} in; make it first")
     twice = repeated(trace.request_ids or ())
     if twice is not None:
         name = _ids(trace)[twice[0]]
         raise TraceError(f"{trace.name}: requests {twice[0]} and {twice[1]} are both called {name!r}; rename one")
+    path.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         temporary = Path(file.name)
     try:
