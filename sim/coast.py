@@ -1,7 +1,7 @@
-"""Decode steps of one instance while nothing can happen between them, without a launch for each.
+"""Decode steps of an instance while nothing can happen between them, without a launch for each.
 
-It needs the policy's ``again`` to be its last word on the instance. A step then does what asking and launching anew
-would do: its duration follows from the context, its KV from the counters of the cohort.
+It needs the policy's ``again``. A step then does what asking and launching anew would do: its duration follows from the
+context, its KV from the counters of the cohort.
 """
 
 from __future__ import annotations
@@ -11,46 +11,68 @@ from collections.abc import Callable, Sequence
 from policies.api import Step
 from profiler.latency import LatencyModel, Pacer
 from sim.instance import Instance
-from sim.launch import Coaster
 from sim.state import NOBODY, RequestState
 from sim.tally import Tally
-from sim.view import Clock
+
+NEVER = float("inf")
+UNKNOWN = -NEVER
+
+
+class Coasting:
+    """A decode step that an instance repeats: ``taken`` times so far, the last time until ``now_s``.
+
+    The next one ends at ``end_s``, once that is known. ``stopped``: a request has ended, or KV is short for the next.
+    """
+
+    __slots__ = ("end_s", "instance", "now_s", "step", "stopped", "taken")
+
+    def __init__(self, instance: Instance, step: Step, now_s: float) -> None:
+        self.instance = instance
+        self.step = step
+        self.now_s = now_s
+        self.end_s = UNKNOWN
+        self.taken = 0
+        self.stopped = False
 
 
 class Coast:
-    """``check`` is called after each step, where there is one."""
+    """``truth`` is what steps run by, ``latency`` what is predicted.
+
+    ``check`` is called after each step, where there is one.
+    """
 
     def __init__(
-        self, *, executor: Coaster, clock: Clock, tally: Tally, latency: LatencyModel, check: Callable[[], None] | None
+        self, *, truth: LatencyModel, tally: Tally, latency: LatencyModel, check: Callable[[], None] | None
     ) -> None:
-        self._executor = executor
-        self._clock = clock
         self._tally = tally
         self._predictor = Pacer(latency)
-        self._truth = None if executor.truth is latency else Pacer(executor.truth)
+        self._truth = None if truth is latency else Pacer(truth)
         self._check = check
 
-    def run(self, instance: Instance, step: Step, begin_s: float, end_s: float) -> tuple[int, Sequence[RequestState]]:
-        """Steps that begin before ``begin_s``, end by ``end_s`` and before anything else in flight does.
+    def run(
+        self, coasting: Coasting, *, begin_s: float = NEVER, end_s: float = NEVER, before_s: float = NEVER
+    ) -> Sequence[RequestState]:
+        """Steps that begin before ``begin_s``, end by ``end_s`` and before ``before_s``.
 
-        How many, and the requests that got their last token in the last one. It stops there, and where KV runs short.
+        The requests that got their last token in the last one. It stops there, and where KV runs short.
         """
         if self._check is None:
-            return self._steps(instance, step, begin_s, end_s, None)
-        steps, taken, ended = 0, 1, NOBODY
-        while taken and not ended:
-            taken, ended = self._steps(instance, step, begin_s, end_s, 1)
-            steps += taken
-            if taken and not ended:
+            return self._steps(coasting, begin_s, end_s, before_s, None)
+        taken, ended = -1, NOBODY
+        while taken != coasting.taken and not ended:
+            taken = coasting.taken
+            ended = self._steps(coasting, begin_s, end_s, before_s, 1)
+            if taken != coasting.taken and not ended:
                 self._check()
-        return steps, ended
+        return ended
 
     def _steps(
-        self, instance: Instance, step: Step, begin_s: float, end_s: float, most: int | None
-    ) -> tuple[int, Sequence[RequestState]]:
+        self, coasting: Coasting, begin_s: float, end_s: float, before_s: float, most: int | None
+    ) -> Sequence[RequestState]:
         """The loop over steps: everything that it touches is at hand, since most steps of most runs are taken here."""
-        cohort, ledger, tally, executor = instance.cohort, instance.ledger, self._tally, self._executor
-        growing, ending, size = cohort.growing, cohort.ending, ledger.block_tokens
+        instance, step, tally = coasting.instance, coasting.step, self._tally
+        cohort, ledger, size = instance.cohort, instance.ledger, instance.ledger.block_tokens
+        growing, ending = cohort.growing, cohort.ending
         lane, sms, overlap, decodes = step.lane, step.sms, step.overlap, len(cohort.members)
         number, waiting, index, layers = tally.lane(lane), len(instance.waiting), instance.index, instance.model_layers
         add_row, observe = tally.rows.append, instance.observed.append
@@ -59,13 +81,17 @@ class Coast:
         measure = None if truth is None else truth.decode_pace(decodes, sms, overlap)
         begun = started = cohort.started
         last = -1 if most is None else begun + most
-        context, free, now, before, seconds = cohort.context_tokens, ledger.free, self._clock.now_s, 0.0, 0.0
-        last_end_s, first_end_s = cohort.end_s[-1], executor.first_end_s()
+        context, free, now, before, seconds = cohort.context_tokens, ledger.free, coasting.now_s, 0.0, 0.0
+        last_end_s = cohort.end_s[-1]
         while now < begin_s and started != last:
             needed = growing[(started + 1) % size]
+            if needed > free:
+                coasting.stopped = True
+                break
             predicted, source = predict(context + decodes)
             to_s = now + (predicted if measure is None else measure(context + decodes)[0])
-            if needed > free or to_s > end_s or to_s >= first_end_s:
+            if to_s > end_s or to_s >= before_s:
+                coasting.end_s = to_s
                 break
             started, context, free, seconds, before = started + 1, context + decodes, free - needed, predicted, now
             add_row((now, to_s, index, number, sms, 0, 0, decodes, context, layers, seconds, waiting, free, source))
@@ -75,12 +101,12 @@ class Coast:
             add_count(decodes)
             now = last_end_s = to_s
             if started in ending:
+                coasting.stopped = True
                 break
         if started == begun:
-            return 0, NOBODY
-        self._clock.now_s = now
-        executor.jump(now)
+            return NOBODY
+        coasting.now_s, coasting.taken = now, coasting.taken + started - begun
         ledger.take(ledger.free - free)
         tally.settle()
         instance.lanes[lane].ended(before, seconds, sms)
-        return started - begun, cohort.coasted(started - begun, context)
+        return cohort.coasted(started - begun, context)

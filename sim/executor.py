@@ -53,12 +53,12 @@ class _Flight:
         "timeout",
     )
 
-    def __init__(self, launch: Launch, peers: list[_Flight], now_s: float) -> None:
+    def __init__(self, launch: Launch, peers: list[_Flight]) -> None:
         self.launch = launch
         self.peers = peers
         self.left = 1.0
         self.duration_s = 0.0
-        self.rated_s = now_s + launch.delay_s
+        self.rated_s = launch.start_s + launch.delay_s
         self.end_s = NEVER
         self.alone_s: float | None = None
         self.beside: Work | None = None
@@ -91,7 +91,7 @@ class SimExecutor:
     def start(self, launch: Launch) -> None:
         source = launch.source
         peers = self._computing[launch.instance] if source is None else self._sending[source]
-        flight = _Flight(launch, peers, self._now_s)
+        flight = _Flight(launch, peers)
         peers.append(flight)
         for peer in peers[:-1]:
             self._rerate(peer)
@@ -104,7 +104,9 @@ class SimExecutor:
         else:
             flight.duration_s = self._duration_s(flight)
         self._flying += 1
-        self._set_end(flight)
+        self._set_end(flight, launch.start_s)
+        if launch.start_s < self._now_s:
+            self._put_in_order(flight)
 
     def next(self, until_s: float | None) -> Completion | None:
         ended, limit = self._ended, NEVER if until_s is None else until_s
@@ -189,16 +191,21 @@ class SimExecutor:
             flight.left -= (now - flight.rated_s) / flight.duration_s
             flight.rated_s = now
         flight.duration_s = duration_s
-        self._set_end(flight)
+        self._set_end(flight, now)
 
-    def _set_end(self, flight: _Flight) -> None:
+    def _set_end(self, flight: _Flight, now: float) -> None:
         # Rounding may leave a step that is due at this instant a hair below nothing.
-        now = self._now_s
         flight.end_s = now + max(0.0, flight.rated_s - now + flight.left * flight.duration_s)
         flight.timeout = None
         unscheduled = self._unscheduled
         unscheduled.pop(flight, None)
         unscheduled[flight] = None
+
+    def _put_in_order(self, late: _Flight) -> None:
+        """Moves one that has begun earlier than it was told to before those that have begun or changed since."""
+        unscheduled = self._unscheduled
+        for flight in [flight for flight in unscheduled if flight.rated_s > late.rated_s]:
+            unscheduled[flight] = unscheduled.pop(flight)
 
     def _on_timeout(self, event: Event) -> None:
         flight = event.value

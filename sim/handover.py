@@ -15,7 +15,7 @@ from sim.state import RequestState
 
 
 class Handover:
-    """Between all instances of a cluster. ``route`` chooses a decode instance; ``touch`` hears which has changed."""
+    """Between all instances of a cluster. ``route`` chooses a target; ``touch`` hears which is about to change."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class Handover:
         if target is None:
             self._offer(request)
         else:
-            target.unseen = True
             self._touch(target)
 
     def withdraw(self, request: RequestState) -> bool:
@@ -52,8 +51,8 @@ class Handover:
             return True
         if request.index in target.arriving:
             return False
-        target.turn_down(request)
         self._touch(target)
+        target.turn_down(request)
         return True
 
     def land(self, target: Instance, request: RequestState, layers: int | None) -> bool:
@@ -71,8 +70,8 @@ class Handover:
         if over:
             target.turn_down(request)
         request.fetched_layers = 0
-        source.give_back(request)
         self._touch(source)
+        source.give_back(request)
         return True
 
     def check(self, source: Instance) -> list[RequestState]:
@@ -82,6 +81,6 @@ class Handover:
 
     def _offer(self, request: RequestState) -> Instance:
         target = self._route(request)
-        target.offer(request)
         self._touch(target)
+        target.offer(request)
         return target

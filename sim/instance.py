@@ -28,9 +28,9 @@ class Instance:
     """The loop's own state of one instance. Methods that take a step or a request from a policy check it first.
 
     ``incoming`` requests were prefilled elsewhere and wait to be fetched, ``arriving`` ones are on the link.
-    ``pending_tokens`` are those still to be prefilled, of requests waiting or part-way. ``asked`` counts the policy's
-    decisions, and ``unseen`` says that a request has come since the last. ``cache`` is None where the run reuses no KV,
-    and of an instance that only decodes.
+    ``pending_tokens`` are those still to be prefilled, of requests waiting or part-way. ``unseen`` says that a request
+    has come since the policy was last asked. ``cache`` is None where the run reuses no KV, and of an instance that only
+    decodes.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class Instance:
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False
-        self.asked = 0
         self.model_layers = model_layers
         self._device_sms = device_sms
         # Nothing begins on an instance that only decodes; one that it pushes out is prefilled elsewhere.
@@ -85,7 +84,6 @@ class Instance:
 
     def offer(self, request: RequestState) -> None:
         """Announces a request prefilled elsewhere."""
-        self.unseen = True
         self.incoming[request.index] = request
 
     def load(self, request: RequestState) -> Load:

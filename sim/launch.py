@@ -53,7 +53,10 @@ class Executor(Protocol):
         ...
 
     def start(self, launch: Launch) -> None:
-        """Begins a launch; returns without waiting for it."""
+        """Begins a launch; returns without waiting for it.
+
+        In virtual time it may have begun earlier, where nothing else runs on its SMs.
+        """
         ...
 
     def next(self, until_s: float | None) -> Completion | None:

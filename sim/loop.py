@@ -16,7 +16,8 @@ from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
-from sim.coast import Coast
+from sim.coast import NEVER, Coast
+from sim.coasts import Coasts
 from sim.collector import collector_paused
 from sim.effects import Effects
 from sim.handover import Handover
@@ -31,8 +32,6 @@ from sim.state import RequestState
 from sim.tally import Tally
 from sim.view import Clock, InstanceView, TrueInstanceView
 from traces.arrivals import ArrivalSource
-
-NEVER = float("inf")
 
 new = tuple.__new__
 
@@ -74,6 +73,7 @@ class ServingLoop:
         self._front = [i for i in self._instances if i.role != "decode"]
         self._back = [i for i in self._instances if i.role == "decode"]
         self._changed: dict[int, None] = {}
+        self._coasts: Coasts | None = None
         self._handover = Handover(self._instances, route=lambda r: self._route(r, self._back), touch=self._touch)
         self._effects = self._make_effects(progress)
         self._views = [self._view(instance) for instance in self._instances]
@@ -140,12 +140,13 @@ class ServingLoop:
     def _serve(self) -> None:
         until_s = self._limits.until_s
         arrivals, executor, clock = self._arrivals, self._executor, self._clock
-        coaster = executor if isinstance(executor, Coaster) else None
-        coast = None if coaster is None else self._coast(coaster)
-        if coaster is not None and coast is not None and self._is_solo():
-            self._solo(coaster, coast).serve()
-            return
-        effects = self._effects
+        if isinstance(executor, Coaster):
+            coast = self._coast(executor)
+            if self._is_solo():
+                self._solo(executor, coast).serve()
+                return
+            self._coasts = self._make_coasts(executor, coast)
+        coasts = self._coasts
         while True:
             now = clock.now_s = executor.now()
             if until_s is not None and now >= until_s:
@@ -155,17 +156,21 @@ class ServingLoop:
                 self._arrive()
                 due = arrivals.peek_s()
             self._decide()
-            if due is None and not self._flights:
+            coasting = coasts is not None and coasts.under_way
+            if due is None and not self._flights and not coasting:
                 break
             limit = due if until_s is None else until_s if due is None else min(due, until_s)
-            finished, launch = effects.finished, None
+            if coasts is not None and coasting:
+                if coasts.run(NEVER if limit is None else limit):
+                    continue
+                limit = coasts.first_end_s(limit)
             completion = executor.next(limit)
             while completion is not None:
                 clock.now_s = completion.end_s
-                launch = self._complete(completion)
+                self._complete(completion)
                 completion = executor.next(clock.now_s) if self._flights else None
-            if coast is not None and launch is not None and launch.step.again and effects.finished == finished:
-                self._coast_on(coast, launch, limit)
+        if coasts is not None:
+            coasts.end_all()
 
     def _is_solo(self) -> bool:
         """Whether one lane is all there is, and no step can be left in flight."""
@@ -174,7 +179,17 @@ class ServingLoop:
 
     def _coast(self, coaster: Coaster) -> Coast:
         check = self.check if self._check_every_step else None
-        return Coast(executor=coaster, clock=self._clock, tally=self._tally, latency=self._latency, check=check)
+        return Coast(truth=coaster.truth, tally=self._tally, latency=self._latency, check=check)
+
+    def _make_coasts(self, coaster: Coaster, coast: Coast) -> Coasts:
+        return Coasts(
+            coast=coast,
+            executor=coaster,
+            clock=self._clock,
+            effects=self._effects,
+            launch=self._launch,
+            changed=self._touch,
+        )
 
     def _solo(self, coaster: Coaster, coast: Coast) -> Solo:
         return Solo(
@@ -208,6 +223,9 @@ class ServingLoop:
             instance.check(self._handover.check(instance))
 
     def _touch(self, instance: Instance) -> None:
+        """To be called before anything about an instance changes that it has not done itself."""
+        if self._coasts is not None:
+            self._coasts.end(instance)
         self._changed[instance.index] = None
 
     def _arrive(self) -> None:
@@ -230,8 +248,8 @@ class ServingLoop:
             state.state, state.reason = "rejected", reason
             self._effects.left(state)
             return
+        self._touch(instance)
         instance.enqueue(state)
-        self._changed[instance.index] = None
 
     def _route(self, request: RequestState, among: list[Instance]) -> Instance:
         if len(among) == 1:
@@ -241,22 +259,38 @@ class ServingLoop:
 
     def _decide(self) -> None:
         # A decision can change other instances (a pre-empted request goes back to a prefill instance).
+        coasts = self._coasts
         while self._changed:
             changed, self._changed = self._changed, {}
             for index in changed:
                 instance = self._instances[index]
                 if instance.busy_lanes == len(instance.lanes):
                     continue
-                instance.unseen = False
-                instance.asked += 1
                 steps, instance.memo = self._policy.decide(self._views[index])
                 try:
                     if instance.cache is not None:
                         instance.take_back(steps)
-                    for step in steps:
-                        self._launch(instance, step)
+                    if coasts is not None and len(steps) == 1 and self._repeats(instance, steps[0]):
+                        coasts.begin(instance, steps[0])
+                    else:
+                        for step in steps:
+                            self._launch(instance, step)
+                            if self._check_every_step:
+                                self.check()
                 except PolicyError as error:
                     raise PolicyError(f"policy {self._policy.name} at {self._clock.now_s:.6g} s: {error}") from error
+
+    def _repeats(self, instance: Instance, step: Step) -> bool:
+        """Whether a step that the policy would give again decodes, alone on its SMs, at once and with KV to do so."""
+        if not isinstance(step, Step) or not step.again:
+            return False
+        lane, cohort = instance.idle_lane(step), instance.cohort
+        if step != new(Step, (lane.name, step.sms, (), None, True, (), None, True, step.overlap, False, False)):
+            return False
+        peer = instance.peers[lane.name]
+        at_once = self._between is NOTHING_BETWEEN or (not cohort.fresh and lane.sms in (0, step.sms))
+        alone = (peer is None or not peer.busy) and cohort.started == cohort.completed
+        return at_once and alone and bool(cohort.members) and cohort.block_demand <= instance.ledger.free
 
     def _launch(self, instance: Instance, step: Step) -> None:
         lane = instance.idle_lane(step)
@@ -278,7 +312,7 @@ class ServingLoop:
             predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
         lane.busy, lane.sms, lane.work = True, step.sms, work
         instance.busy_lanes += 1
-        lane.started_s, lane.predicted_s, lane.asked = now, predicted.seconds + delay_s, instance.asked
+        lane.started_s, lane.predicted_s = now, predicted.seconds + delay_s
         waiting, free_blocks = len(instance.waiting), instance.ledger.free
         decoding = tuple(instance.cohort.members.values()) if self._holder and step.decode else ()
         what = (self._launches, instance.index, step, work, now, beside, beside_sms, predicted)
@@ -286,42 +320,23 @@ class ServingLoop:
         self._flights[self._launches] = launch
         self._launches += 1
         self._executor.start(launch)
-        if self._check_every_step:
-            self.check()
-
-    def _coast_on(self, coast: Coast, launch: Launch, limit_s: float | None) -> None:
-        """Repeats a decode step while nothing else can happen: what asking and launching anew would do, only faster.
-
-        That needs nothing changed anywhere else, no other step on its SMs, and the policy's ``again`` to be its last
-        word on this instance. It ends when a request has come or finished, when KV runs short, before a step that would
-        outlast ``limit_s``, and before anything else in flight ends; then the policy is asked as after any step.
-        """
-        instance, lane = self._instances[launch.instance], launch.step.lane
-        peer = instance.peers[lane]
-        if len(self._changed) > 1 or instance.unseen or instance.asked != instance.lanes[lane].asked:
-            return
-        if peer is None or not peer.busy:
-            _, ended = coast.run(instance, launch.step, NEVER, NEVER if limit_s is None else limit_s)
-            self._effects.decoded(instance, ended)
-            if ended and self._check_every_step:
-                self.check()
 
     def _preempt(self, instance: Instance, progress: RequestProgress) -> None:
         """Sends a resident request back to a queue: its own, or from a decode instance that of a prefill one."""
         request = self._effects.evict(instance, progress)
         home = instance if instance.role != "decode" else self._route(request, self._front)
+        self._touch(home)
         home.enqueue(request, first=True)
-        self._changed[home.index] = None
 
-    def _complete(self, completion: Completion) -> Launch:
-        """Does to requests and blocks what a finished launch did, and returns it."""
+    def _complete(self, completion: Completion) -> None:
+        """Does to requests and blocks what a finished launch did."""
         launch_id, end_s = completion
         launch = self._flights.pop(launch_id)
         instance, step = self._instances[launch.instance], launch.step
+        self._touch(instance)
         lane, effects = instance.lanes[step.lane], self._effects
         lane.busy, lane.work = False, None
         instance.busy_lanes -= 1
-        self._changed[instance.index] = None
         if step.transfer is not None:
             effects.transferred(instance, launch)
         if step.decode:
@@ -338,7 +353,6 @@ class ServingLoop:
         self._tally.ran(step.lane, work, start_s, end_s, instance.index, step.sms, predicted_s, row)
         if self._check_every_step:
             self.check()
-        return launch
 
     def _check_nobody_is_stranded(self) -> None:
         until_s = self._limits.until_s

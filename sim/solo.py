@@ -11,15 +11,13 @@ from collections.abc import Callable
 from policies.api import Observation, RequestProgress, Step
 from profiler.latency import LatencyModel
 from sim.checked_policy import CheckedPolicy
-from sim.coast import Coast
+from sim.coast import NEVER, Coast, Coasting
 from sim.effects import Effects
 from sim.instance import Instance, PolicyError
 from sim.launch import Coaster
 from sim.tally import Tally
 from sim.view import Clock, InstanceView
 from traces.arrivals import ArrivalSource
-
-NEVER = float("inf")
 
 new = tuple.__new__
 
@@ -82,7 +80,6 @@ class Solo:
     def _decide(self) -> Step | None:
         instance = self._instance
         instance.unseen = False
-        instance.asked += 1
         steps, instance.memo = self._policy.decide(self._view)
         if not steps:
             return None
@@ -100,8 +97,11 @@ class Solo:
         try:
             lane = instance.idle_lane(step)
             if step.again and not step.prefill and not step.preempt:
-                taken, ended = self._coast.run(instance, step, due_s, NEVER)
-                if taken:
+                coasting = Coasting(instance, step, clock.now_s)
+                ended = self._coast.run(coasting, begin_s=due_s)
+                if coasting.taken:
+                    clock.now_s = coasting.now_s
+                    self._executor.jump(coasting.now_s)
                     self._admit(due_s, clock.now_s)
                     self._effects.decoded(instance, ended)
                     if self._check is not None:

@@ -335,11 +335,11 @@ class DecodeCohort:
 class Lane:
     """A stream of steps on one instance, as a policy sees it and as the loop keeps it.
 
-    ``asked`` is the number of the policy's decision that launched its last step. ``held`` is the batch that another
+    ``held`` is the batch that another
     goes before and the layers done of it, None when there is none.
     """
 
-    __slots__ = ("asked", "batch", "busy", "held", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
+    __slots__ = ("batch", "busy", "held", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -351,7 +351,6 @@ class Lane:
         self.batch: tuple[Chunk, ...] = ()
         self.layers_done = 0
         self.held: tuple[tuple[Chunk, ...], int] | None = None
-        self.asked = 0
 
     @property
     def suspended(self) -> tuple[Chunk, ...]:
