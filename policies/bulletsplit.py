@@ -10,7 +10,8 @@ from policies.api import Outcome, View
 from policies.bulletplan import PrefillPlan
 from policies.forecast import TtftForecast, fewest, percentile
 from policies.recalibration import UNCORRECTED, Alphas
-from policies.twolanes import next_decode, whole_steps
+from policies.twolanes import whole_steps
+from profiler.latency import decode_beside
 
 USEFUL = 1.02
 """A step this close to the shortest there is counts as the shortest."""
@@ -47,14 +48,15 @@ def first_state(view: View, step: int) -> State:
 
 def decode_clock(view: View, plan: PrefillPlan, alpha: float) -> Clock:
     """See :data:`Clock`; every share is estimated once."""
-    work = next_decode(view)
+    decodes = len(view.decoding)
+    beside = decode_beside(view.latency, decodes, view.decode_context_tokens + decodes, plan.group)
     known: dict[int, float] = {}
 
     def seconds(sms: int) -> float:
-        if sms not in known:
-            estimate = view.latency.estimate(work, sms, plan.group, max(1, view.sms - sms))
-            known[sms] = alpha * estimate.seconds
-        return known[sms]
+        found = known.get(sms)
+        if found is None:
+            found = known[sms] = alpha * beside(sms)
+        return found
 
     return seconds
 

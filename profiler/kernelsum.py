@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
@@ -12,11 +13,18 @@ from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, Pace, Source
 from profiler.specs import DeviceSpec, ModelSpec, part
-from profiler.steptable import TABLE_ENTRIES, StepTable
+from profiler.steptable import StepTable
+from profiler.tables import put
 from profiler.work import Work
 
 Pass = tuple[list[int], list[tuple[float, float, Source]]]
 """Contexts from which pieces begin, and of each piece seconds at context 0, seconds a token, and the source."""
+
+Draw = tuple[float, dict[int, float]]
+"""Bytes of DRAM traffic of a launch, and the share of the DRAM's peak that it draws, by SMs."""
+
+MOST_DRAWS = 4096
+"""Launches whose draw is kept."""
 
 PASS_OVERHEAD_S = 0.25e-3
 LAUNCH_OVERHEAD_S = 0.05e-3
@@ -68,7 +76,7 @@ class KernelSumModel:
     _table: StepTable = field(init=False, repr=False, compare=False)
     _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
-    _beside_shares: dict[tuple[Work, int], float] = field(init=False, repr=False, compare=False)
+    _draws: dict[Work, Draw] = field(init=False, repr=False, compare=False)
     _losses: tuple[tuple[float, float], tuple[float, float]] = field(init=False, repr=False, compare=False)
     _decode_host_s: float = field(init=False, repr=False, compare=False)
 
@@ -85,7 +93,7 @@ class KernelSumModel:
         object.__setattr__(self, "_table", self._make_table(shard))
         object.__setattr__(self, "_costs", self.layer_costs.by_sms(self.device.sms))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
-        object.__setattr__(self, "_beside_shares", {})
+        object.__setattr__(self, "_draws", {})
         object.__setattr__(self, "_losses", (self._contention(False), self._contention(True)))
         object.__setattr__(self, "_decode_host_s", self.launch_overhead_s + self.pass_overhead_s)
 
@@ -161,21 +169,39 @@ class KernelSumModel:
 
         return pace
 
+    def decode_beside(self, requests: int, context: int, beside: Work) -> Callable[[int], float]:
+        """See :func:`profiler.latency.decode_beside`."""
+        whole, layers, table = self.device.sms, self.model.layers, self._table
+        anyway, ceiling = self._losses[True]
+        _, shares = self._draws.get(beside) or self._add_draw(beside)
+
+        def seconds(sms: int) -> float:
+            rest = whole - sms
+            if rest < 1:
+                return self.estimate(Work((), requests, context), sms, beside, 1)[0]
+            found, dram_seconds, _ = table.decode_pass(requests, sms).at(context, layers)
+            found *= 1 + anyway
+            if ceiling:
+                share = shares.get(rest)
+                found += ceiling * (self.dram_share(beside, rest) if share is None else share) * dram_seconds
+            if self._costs is not None:
+                layer_s, _, factor = self._costs[sms]
+                found = factor * found + layer_s * layers
+            return found + self._decode_host_s
+
+        return seconds
+
     def _add_pass(self, work: Work, sms: int) -> Pass:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
-        starts, segments = self._table.decode_pass(work, sms)
+        starts, segments = self._table.decode_pieces(work, sms)
         fixed_s, factor = self.launch_overhead_s + self.pass_overhead_s, 1.0
         if self._costs is not None:
             layer_s, _, factor = self._costs[sms]
             fixed_s += layer_s * self.model.layers
         pieces = [(factor * base + fixed_s, factor * a_token, source) for base, a_token, _, _, source in segments]
-        known = self._passes[sms]
-        if len(known) >= TABLE_ENTRIES:
-            known.clear()
-        known[work.decode_requests] = (starts, pieces)
-        return starts, pieces
+        return put(self._passes[sms], work.decode_requests, (starts, pieces))
 
     def cost(self, work: Work) -> tuple[float, float]:
         """(useful FLOPs, bytes of DRAM traffic) of ``work``, per device; a transfer has neither."""
@@ -238,14 +264,15 @@ class KernelSumModel:
 
     def dram_share(self, work: Work, sms: int) -> float:
         """Share of the DRAM's peak, the whole device's, that ``work`` draws alone on ``sms`` SMs, 0 to 1."""
-        share = self._beside_shares.get((work, sms))
+        moved, shares = self._draws.get(work) or self._add_draw(work)
+        share = shares.get(sms)
         if share is None:
-            seconds = self.estimate(work, sms).seconds
-            share = min(1.0, self.cost(work)[1] / seconds / self._shard.device.dram_bytes_per_s)
-            if len(self._beside_shares) >= TABLE_ENTRIES:
-                self._beside_shares.clear()
-            self._beside_shares[work, sms] = share
+            share = min(1.0, moved / self.estimate(work, sms).seconds / self._shard.device.dram_bytes_per_s)
+            shares[sms] = share
         return share
+
+    def _add_draw(self, work: Work) -> Draw:
+        return put(self._draws, work, (self.cost(work)[1], {}), MOST_DRAWS)
 
     def dram_bound_share(self, work: Work, sms: int) -> float:
         """Share of a launch's time on ``sms`` SMs in kernels that DRAM bounds, 0 to 1."""
@@ -267,10 +294,7 @@ class KernelSumModel:
         seconds *= 1 + anyway
         if not ceiling:
             return seconds, source
-        share = self._beside_shares.get((beside, beside_sms))
-        if share is None:
-            share = self.dram_share(beside, beside_sms)
-        return seconds + ceiling * share * dram_seconds, source
+        return seconds + ceiling * self.dram_share(beside, beside_sms) * dram_seconds, source
 
     def _in_order(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
         """Beside a launch on some of the same SMs, their blocks in order of launch."""

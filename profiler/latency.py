@@ -86,3 +86,16 @@ class Pacer:
             return self._paced.decode_pace(requests, sms)
         estimate = self._latency.estimate
         return lambda context: estimate(Work((), requests, context, None, True, 0, overlap), sms)
+
+
+def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Work) -> Callable[[int], float]:
+    """Seconds of so many requests' next step, as ``estimate`` has it, on so many SMs with ``beside`` on all others.
+
+    ``context`` is no less than ``requests``; ``beside`` has one SM where none is left. A latency model with a method of
+    this name answers for one split of the SMs after another without a Work for each.
+    """
+    own: Callable[[int, int, Work], Callable[[int], float]] | None = getattr(latency, "decode_beside", None)
+    if own is not None:
+        return own(requests, context, beside)
+    work, whole = Work((), requests, context), latency.device.sms
+    return lambda sms: latency.estimate(work, sms, beside, max(1, whole - sms)).seconds

@@ -7,23 +7,18 @@ parts, each kept in a table. ``KernelClock`` is the formula; nothing else comput
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol
 
+from profiler.decodetable import DecodePass, DecodeTable, Pieces, Segment
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
+from profiler.layertable import Cost, LayerTable, cost_of
 from profiler.overlap import Parts, overlapped, overlapped_cost
-from profiler.times import NO_TIME, Times, added, between
+from profiler.tables import put
+from profiler.times import NO_TIME, Times
 from profiler.work import Work, bad_layers
-
-TABLE_ENTRIES = 32_768
-"""Entries that one table (of one number of SMs) keeps before it starts anew."""
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class Calibration(Protocol):
@@ -51,43 +46,19 @@ class Calibration(Protocol):
         ...
 
 
-class Segment(NamedTuple):
-    """Decoding from a context on: seconds, and those bound by DRAM, linear in the context."""
-
-    seconds: float
-    seconds_a_token: float
-    dram: float
-    dram_a_token: float
-    source: Source
-
-
-class _Cost(NamedTuple):
-    flops: float
-    dram_bytes: float
-
-
-def _cost(kernels: list[Kernel]) -> _Cost:
-    return _Cost(sum(k.runs * k.flops for k in kernels), sum(k.runs * k.dram_bytes for k in kernels))
-
-
 class StepTable:
     """Launch times of one shard. Holds no settings of its own; tables grow as shapes are met."""
 
     __slots__ = (
         "_attention",
         "_attention_costs",
+        "_attention_kernels",
         "_calibration",
         "_clock",
         "_decode",
-        "_decode_kernels",
-        "_head_costs",
-        "_head_kernels",
-        "_heads",
-        "_knots",
-        "_layer_costs",
-        "_layer_kernels",
         "_layers",
         "_mixed_ratio",
+        "_passes",
         "_prefills",
         "_shard",
         "model_layers",
@@ -101,27 +72,24 @@ class StepTable:
         self._mixed_ratio = calibration.mixed_ratio if calibration is not None and calibration.mixes else None
         self.model_layers = shard.model.layers
         # Rows of experts change elsewhere than tokens do.
-        self._knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
-        self._layers: list[dict[int, tuple[Times, Times]]] = [{} for _ in shares]
-        self._heads: list[dict[int, Times]] = [{} for _ in shares]
+        knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
+        contexts = None if calibration is None else calibration.context_knots
+        self._layers = LayerTable(shard, clock, self._calibrated, knots)
+        self._decode = DecodeTable(shard, clock, self._calibrated, contexts)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
-        self._decode: list[dict[int, tuple[list[int], list[Segment]]]] = [{} for _ in shares]
+        self._attention_kernels: dict[Chunks, tuple[Kernel, tuple[float, ...], Source]] = {}
+        self._attention_costs: dict[Chunks, Cost] = {}
         self._prefills: list[dict[tuple[Chunks, int | None, bool], tuple[float, float, Source]]] = [{} for _ in shares]
-        self._decode_kernels: dict[int, list[Kernel]] = {}
-        self._layer_kernels: dict[int, tuple[list[Kernel], list[Kernel]]] = {}
-        self._head_kernels: dict[int, list[Kernel]] = {}
-        self._layer_costs: dict[int, tuple[_Cost, _Cost]] = {}
-        self._head_costs: dict[int, _Cost] = {}
-        self._attention_costs: dict[Chunks, _Cost] = {}
+        self._passes: list[dict[int, DecodePass]] = [{} for _ in shares]
 
     def kernel_time(self, kernel: Kernel, sms: int) -> KernelTime:
         """A kernel of this shard alone on ``sms`` SMs, calibrated where there are measurements."""
         if kernel.op != "attention_decode":
             return self._clock.time(self._calibrated([kernel])[0], sms)
         context, requests = kernel.size, kernel.dims[0]
-        if context in (point.size for point in self._decode_points(requests, sms)):
+        if context in (point.size for point in self._decode.points(requests, sms)):
             return self._clock.time(self._calibrated([kernel])[0], sms)
-        starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
+        starts, segments = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
         segment = segments[max(0, bisect_right(starts, context) - 1)]
         seconds = kernel.runs * (segment.seconds + context * segment.seconds_a_token)
         return KernelTime(kernel, seconds, "dram" if segment.dram else "compute", segment.source)
@@ -134,10 +102,13 @@ class StepTable:
         prefill, tokens, context, layers, head, _, overlap = work
         if overlap is not None:
             return overlapped(self, work, sms)
-        if prefill and not tokens and not context:
+        if not prefill:
+            if layers is None and context >= tokens > 0:
+                return self.decode_pass(tokens, sms).at(context, self.model_layers)
+        elif not tokens and not context:
             # Layer groups of one batch, again and again.
             known, key = self._prefills[sms], (prefill, layers, head)
-            return known.get(key) or _put(known, key, self._launch(work, sms))
+            return known.get(key) or put(known, key, self._launch(work, sms))
         return self._launch(work, sms)
 
     def _launch(self, work: Work, sms: int) -> tuple[float, float, Source]:
@@ -147,7 +118,7 @@ class StepTable:
         if tokens:
             if context < tokens:
                 raise _bad(work)
-            starts, segments = self._decode[sms].get(tokens) or self._add_decode(tokens, sms)
+            starts, segments = self._decode.known[sms].get(tokens) or self._decode.add(tokens, sms)
             base, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
             seconds = base + context * a_token
             dram += context * dram_a_token
@@ -167,7 +138,7 @@ class StepTable:
                 seconds *= ratio
                 dram *= ratio
             rows += len(prefill)
-        layer, embedding = self._layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
+        layer = self._layers.layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
         if layer[0] >= seconds:
             source = layer[2]
         if layers is None:
@@ -178,7 +149,8 @@ class StepTable:
             count = layers
             if not head:
                 return count * (seconds + layer[0]), count * (dram + layer[1]), source
-        last = self._heads[sms].get(rows) or self._add_head(rows, sms)
+        embedding = self._layers.embeddings[sms].get(tokens) or self._layers.add_embedding(tokens, sms)
+        last = self._layers.heads[sms].get(rows) or self._layers.add_head(rows, sms)
         return (
             count * (seconds + layer[0]) + embedding[0] + last[0],
             count * (dram + layer[1]) + embedding[1] + last[1],
@@ -195,29 +167,33 @@ class StepTable:
         if context < requests or (context and not requests):
             raise _bad(work)
         if requests:
-            starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
+            starts, segments = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
             base, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
             decoding = Times(base + context * a_token, dram + context * dram_a_token, source)
         prefilling = NO_TIME
         if prefill:
             prefilling = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
-        layer, embedding = self._layers[sms].get(work.new_tokens) or self._add_layer(work.new_tokens, sms, work)
+        tokens = work.new_tokens
+        layer = self._layers.layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
+        embedding = self._layers.embeddings[sms].get(tokens) or self._layers.add_embedding(tokens, sms)
         rows = len(prefill) + requests
-        head = self._heads[sms].get(rows) or self._add_head(rows, sms)
+        head = self._layers.heads[sms].get(rows) or self._layers.add_head(rows, sms)
         moved_s = self.cost(work._replace(layers=1, head=False, overlap=None))[1] / self._clock.bandwidth[sms]
         return Parts(prefilling, decoding, layer, embedding.seconds + head.seconds, moved_s)
 
-    def decode_pass(self, work: Work, sms: int) -> tuple[list[int], list[Segment]]:
-        """Whole passes that decode as many requests as ``work``: pieces linear in the context, and where they begin.
+    def decode_pass(self, requests: int, sms: int) -> DecodePass:
+        """Whole passes that decode one or more requests, in parts."""
+        return self._passes[sms].get(requests) or self._add_pass(requests, sms)
+
+    def decode_pieces(self, work: Work, sms: int) -> Pieces:
+        """Whole passes that decode as many requests as ``work``: where pieces linear in the context begin, and these.
 
         Raises ValueError as ``launch`` does.
         """
-        requests, context = work.decode_requests, work.decode_context_tokens
-        if requests < 1 or context < requests:
+        requests = work.decode_requests
+        if not work.decode_context_tokens >= requests > 0:
             raise _bad(work)
-        starts, segments = self._decode[sms].get(requests) or self._add_decode(requests, sms)
-        layer, embedding = self._layers[sms].get(requests) or self._add_layer(requests, sms, work)
-        last = self._heads[sms].get(requests) or self._add_head(requests, sms)
+        starts, segments, layer, embedding, last = self.decode_pass(requests, sms)
         count = self.model_layers
         return starts, [
             Segment(
@@ -247,130 +223,58 @@ class StepTable:
             moved += cost[1]
             for chunk in prefill:
                 tokens += chunk[0]
-        layer, embedding = self._layer_costs.get(tokens) or self._add_layer_cost(tokens, work)
+        layer, embedding = self._layers.costs.get(tokens) or self._add_cost(tokens, work)
         count = self.model_layers if layers is None else layers
         if not 0 < count <= self.model_layers:
             raise bad_layers(work, self.model_layers)
         flops, moved = count * (flops + layer[0]), count * (moved + layer[1])
         if layers is not None and not head:
             return flops, moved
-        last = self._head_costs.get(rows) or self._add_head_cost(rows)
+        last = self._layers.head_costs.get(rows) or self._layers.add_head_cost(rows)
         return flops + embedding[0] + last[0], moved + embedding[1] + last[1]
 
     def _calibrated(self, kernels: list[Kernel]) -> list[Kernel]:
         calibration = self._calibration
         return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
-    def _kernels(self, tokens: int, work: Work) -> tuple[list[Kernel], list[Kernel]]:
-        """Kernels of one layer and of the embedding."""
-        found = self._layer_kernels.get(tokens)
-        if found is None:
-            if tokens < 1 or work.decode_requests < 0:
-                raise _bad(work)
-            layer, embedding = self._shard.layer_kernels(tokens), self._shard.embedding_kernels(tokens)
-            found = _put(self._layer_kernels, tokens, (self._calibrated(layer), self._calibrated(embedding)))
-        return found
+    def _add_pass(self, requests: int, sms: int) -> DecodePass:
+        starts, segments = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
+        layer = self._layers.layers[sms].get(requests) or self._layers.add_layer(requests, sms)
+        embedding = self._layers.embeddings[sms].get(requests) or self._layers.add_embedding(requests, sms)
+        head = self._layers.heads[sms].get(requests) or self._layers.add_head(requests, sms)
+        return put(self._passes[sms], requests, DecodePass(starts, segments, layer, embedding, head))
 
-    def _last_kernels(self, rows: int) -> list[Kernel]:
-        found = self._head_kernels.get(rows)
-        if found is None:
-            found = _put(self._head_kernels, rows, self._calibrated(self._shard.head_kernels(rows)))
-        return found
+    def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
+        self._check_tokens(tokens, work)
+        return self._layers.add_layer(tokens, sms)
 
-    def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:
-        time = self._clock.time
-        return added([time(kernel, sms) for kernel in kernels])
+    def _add_cost(self, tokens: int, work: Work) -> tuple[Cost, Cost]:
+        self._check_tokens(tokens, work)
+        return self._layers.add_cost(tokens)
 
-    def _add_layer(self, tokens: int, sms: int, work: Work) -> tuple[Times, Times]:
-        place = bisect_right(self._knots, tokens)
-        if 0 < place < len(self._knots) and self._knots[place - 1] != tokens:
-            low, high = self._knots[place - 1], self._knots[place]
-            known = self._layers[sms]
-            below = known.get(low) or self._sum_layer(low, sms, work)
-            above = known.get(high) or self._sum_layer(high, sms, work)
-            share = (tokens - low) / (high - low)
-            layer, embedding = (between(one, two, share) for one, two in zip(below, above, strict=True))
-            return _put(self._layers[sms], tokens, (layer, embedding))
-        return self._sum_layer(tokens, sms, work)
-
-    def _sum_layer(self, tokens: int, sms: int, work: Work) -> tuple[Times, Times]:
-        layer, embedding = self._kernels(tokens, work)
-        return _put(self._layers[sms], tokens, (self._sum_on(layer, sms), self._sum_on(embedding, sms)))
-
-    def _add_head(self, rows: int, sms: int) -> Times:
-        return _put(self._heads[sms], rows, self._sum_on(self._last_kernels(rows), sms))
+    def _check_tokens(self, tokens: int, work: Work) -> None:
+        if tokens < 1 or work.decode_requests < 0:
+            raise _bad(work)
 
     def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
-        for new, cached in prefill:
-            if new < 1 or cached < 0:
-                raise _bad(work)
-        kernel = self._shard.attention_prefill(prefill)
-        calibration = self._calibration
-        alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
+        found = self._attention_kernels.get(prefill)
+        if found is None:
+            found = self._add_attention_kernel(prefill, work)
+        kernel, alphas, source = found
         _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
-        return _put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
+        return put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
 
-    def _add_decode(self, requests: int, sms: int) -> tuple[list[int], list[Segment]]:
-        """Linear pieces between the contexts at which decode attention is known; the last one goes on for ever."""
-        points = self._decode_points(requests, sms)
-        time = self._clock.time
-        times = [time(kernel, sms) for kernel in points]
-        segments = []
-        for first, last, one, two in zip(points, points[1:], times, times[1:], strict=False):
-            a_token = (two.seconds - one.seconds) / (last.size - first.size)
-            at_zero = one.seconds - a_token * first.size
-            moves = two.bound == "dram"
-            source = _weaker(one.source, two.source)
-            segments.append(Segment(at_zero, a_token, at_zero if moves else 0.0, a_token if moves else 0.0, source))
-        # Contexts are whole, and whole numbers compare faster with each other than with floats.
-        starts = [math.ceil(kernel.size) for kernel in points[:-1]]
-        return _put(self._decode[sms], requests, (starts, segments))
-
-    def _decode_points(self, requests: int, sms: int) -> list[Kernel]:
-        """Decode attention at its knots: the least context, those that are known, and one beyond."""
-        known = self._decode_kernels.get(requests)
-        if known is None:
-            attention = self._shard.attention_decode
-            whole = attention(requests, requests)
-            contexts = [requests, *self._contexts(whole, sms)]
-            known = self._calibrated([attention(requests, context) for context in (*contexts, 2 * contexts[-1])])
-            if self._calibration is not None:
-                _put(self._decode_kernels, requests, known)
-        return known
-
-    def _contexts(self, decode: Kernel, sms: int) -> list[float]:
-        requests = decode.dims[0]
-        if self._calibration is not None:
-            return [knot for knot in self._calibration.context_knots(decode) if knot > requests]
-        crossing = self._clock.ridge_context(self._shard.decode_attention, requests, sms)
-        return [crossing] if requests < crossing < float("inf") else []
-
-    def _add_layer_cost(self, tokens: int, work: Work) -> tuple[_Cost, _Cost]:
-        layer, embedding = self._kernels(tokens, work)
-        return _put(self._layer_costs, tokens, (_cost(layer), _cost(embedding)))
-
-    def _add_head_cost(self, rows: int) -> _Cost:
-        return _put(self._head_costs, rows, _cost(self._last_kernels(rows)))
-
-    def _add_attention_cost(self, prefill: Chunks, work: Work) -> _Cost:
+    def _add_attention_kernel(self, prefill: Chunks, work: Work) -> tuple[Kernel, tuple[float, ...], Source]:
         for new, cached in prefill:
             if new < 1 or cached < 0:
                 raise _bad(work)
-        return _put(self._attention_costs, prefill, _cost([self._shard.attention_prefill(prefill)]))
+        kernel, calibration = self._shard.attention_prefill(prefill), self._calibration
+        alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
+        return put(self._attention_kernels, prefill, (kernel, alphas, source))
 
-
-def _weaker(one: Source, two: Source) -> Source:
-    """What rests on both of two known points but is neither."""
-    if "extrapolated" in (one, two) or "roofline" in (one, two):
-        return "roofline" if "roofline" in (one, two) else "extrapolated"
-    return "interpolated"
-
-
-def _put(table: dict[K, V], key: K, value: V) -> V:
-    if len(table) >= TABLE_ENTRIES:
-        table.clear()
-    table[key] = value
-    return value
+    def _add_attention_cost(self, prefill: Chunks, work: Work) -> Cost:
+        kernel, _, _ = self._attention_kernels.get(prefill) or self._add_attention_kernel(prefill, work)
+        return put(self._attention_costs, prefill, cost_of([kernel]))
 
 
 def _bad(work: Work) -> ValueError:

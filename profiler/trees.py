@@ -21,6 +21,9 @@ LEAF_UNIT = 1e-4
 LARGEST_LEAF = 500_000
 """Of a leaf, and of what all trees together can add: 50 in the logarithm of a time, beyond any measurement."""
 
+ROWS_AT_ONCE = 128
+"""That pass through all trees together."""
+
 MOST_LEVELS = 1000
 """Of one tree; each is a step for every row that is asked."""
 
@@ -51,15 +54,16 @@ class Trees:
         """The sum for each row of ``features`` (n x f)."""
         cuts, columns = self._cuts(), np.ascontiguousarray(features.T)
         split_on = np.maximum(self.feature, 0)
-        rows = np.arange(len(features))
+        levels = int(self.levels.max(initial=0))
         total = np.zeros(len(features), dtype=np.int64)
-        # Tree by tree, so that what a tree needs stays in the cache.
-        for root, levels in zip(self.roots, self.levels, strict=True):
-            node = np.full(len(features), root)
+        # All trees at once, for so many rows that what they need stays in the cache.
+        for first in range(0, len(features), ROWS_AT_ONCE):
+            rows = np.arange(first, min(first + ROWS_AT_ONCE, len(features)))
+            node = np.repeat(self.roots[:, None], len(rows), axis=1)
             for _ in range(levels):
                 goes_left = columns[split_on[node], rows] <= cuts[node]
                 node = np.where(goes_left, self.left[node], self.right[node])
-            total += self.value[node]
+            total[rows] = self.value[node].sum(axis=0, dtype=np.int64)
         return np.asarray(self.baseline + LEAF_UNIT * total, dtype=np.float64)
 
     def _cuts(self) -> Floats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from dataclasses import replace
 from functools import cache
 
@@ -320,8 +319,7 @@ def test_settings_are_checked() -> None:
 
 def test_tables_stay_bounded_and_models_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that is full starts anew; two models used in turn answer as each alone."""
-    monkeypatch.setattr("profiler.steptable.TABLE_ENTRIES", 3)
-    monkeypatch.setattr(sys.modules["profiler.kernelsum"], "TABLE_ENTRIES", 3)
+    monkeypatch.setattr("profiler.tables.TABLE_ENTRIES", 3)
     small, other = roofline("tiny", "A100-80G"), roofline("Llama-3.1-8B", "A100-80G")
     decode = Work(decode_requests=2, decode_context_tokens=50)
     for tokens in [*range(1, 12), 1, 2, 3]:

@@ -1,0 +1,130 @@
+"""What depends on the number of tokens or sequences alone: a layer but for attention, the embedding and the head.
+
+Tokens are met in thousands of different numbers and on dozens of shares. Where times may be taken as linear between
+knots, a layer is summed at those alone, and for all shares at once as soon as a second share is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+from profiler.everyshare import Sums
+from profiler.kernels import Kernel, Shard
+from profiler.kerneltime import KernelClock
+from profiler.tables import put
+from profiler.times import Times, added, between
+
+Part = Literal["layer", "embedding", "head"]
+
+
+class Cost(NamedTuple):
+    """Of a launch or a part of one: useful FLOPs and DRAM bytes."""
+
+    flops: float
+    dram_bytes: float
+
+
+def cost_of(kernels: Sequence[Kernel]) -> Cost:
+    """Kernels one after another."""
+    return Cost(sum(k.runs * k.flops for k in kernels), sum(k.runs * k.dram_bytes for k in kernels))
+
+
+class LayerTable:
+    """Times and costs of one shard.
+
+    ``calibrated`` gives kernels what measurements say of them; ``knots`` are the tokens between which times may be
+    taken as linear, ascending, none where they may not.
+
+    ``layers`` and ``embeddings`` (by tokens) and ``heads`` (by sequences) hold, by SMs, what has been asked. ``_asked``
+    is the share on which each knot was asked for first.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_calibrated",
+        "_clock",
+        "_kernels",
+        "_knots",
+        "_shard",
+        "_sums",
+        "costs",
+        "embeddings",
+        "head_costs",
+        "heads",
+        "layers",
+    )
+
+    def __init__(
+        self, shard: Shard, clock: KernelClock, calibrated: Callable[[list[Kernel]], list[Kernel]], knots: Sequence[int]
+    ) -> None:
+        shares = range(shard.device.sms + 1)
+        self._shard = shard
+        self._clock = clock
+        self._calibrated = calibrated
+        self._knots = knots
+        self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
+        self._sums: dict[int, Sums] = {}
+        self._asked: dict[int, int] = {}
+        self.layers: list[dict[int, Times]] = [{} for _ in shares]
+        self.embeddings: list[dict[int, Times]] = [{} for _ in shares]
+        self.heads: list[dict[int, Times]] = [{} for _ in shares]
+        self.costs: dict[int, tuple[Cost, Cost]] = {}
+        self.head_costs: dict[int, Cost] = {}
+
+    def add_layer(self, tokens: int, sms: int) -> Times:
+        """A layer on one or more tokens."""
+        return put(self.layers[sms], tokens, self._on_line(self._layer, tokens, sms))
+
+    def add_embedding(self, tokens: int, sms: int) -> Times:
+        """The embedding of one or more tokens."""
+        return put(self.embeddings[sms], tokens, self._on_line(self._embedding, tokens, sms))
+
+    def add_head(self, rows: int, sms: int) -> Times:
+        """Final norm, LM head and sampling of so many sequences."""
+        return put(self.heads[sms], rows, self._sum_on(self._kernels_of("head", rows), sms))
+
+    def add_cost(self, tokens: int) -> tuple[Cost, Cost]:
+        """Of a layer and of the embedding on one or more tokens."""
+        layer, embedding = self._shard.layer_kernels(tokens), self._shard.embedding_kernels(tokens)
+        return put(self.costs, tokens, (cost_of(layer), cost_of(embedding)))
+
+    def add_head_cost(self, rows: int) -> Cost:
+        """Of the head for so many sequences."""
+        return put(self.head_costs, rows, cost_of(self._shard.head_kernels(rows)))
+
+    def _on_line(self, at: Callable[[int, int], Times], tokens: int, sms: int) -> Times:
+        """What ``at`` says of the tokens on these SMs, or between the knots around them."""
+        knots, place = self._knots, bisect_right(self._knots, tokens)
+        if not 0 < place < len(knots) or knots[place - 1] == tokens:
+            return at(tokens, sms)
+        low, high = knots[place - 1], knots[place]
+        return between(at(low, sms), at(high, sms), (tokens - low) / (high - low))
+
+    def _embedding(self, tokens: int, sms: int) -> Times:
+        return self._sum_on(self._kernels_of("embedding", tokens), sms)
+
+    def _layer(self, tokens: int, sms: int) -> Times:
+        sums = self._sums.get(tokens)
+        if sums is None:
+            kernels = self._kernels_of("layer", tokens)
+            if not self._knots or self._asked.setdefault(tokens, sms) == sms:
+                return self._sum_on(kernels, sms)
+            sums = self._sums[tokens] = Sums(self._clock, kernels)
+        return sums.on(sms)
+
+    def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:
+        time = self._clock.time
+        return added([time(kernel, sms) for kernel in kernels])
+
+    def _kernels_of(self, part: Part, size: int) -> list[Kernel]:
+        found = self._kernels.get((part, size))
+        if found is None:
+            made = {
+                "layer": self._shard.layer_kernels,
+                "embedding": self._shard.embedding_kernels,
+                "head": self._shard.head_kernels,
+            }
+            found = put(self._kernels, (part, size), self._calibrated(made[part](size)))
+        return found
