@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from policies.api import Policy
 from sim.config import Count, PolicySettings, Seconds, Settings, SloSettings
-from sim.sweep_spec import PolicyEntry
+from sim.sweep_spec import Named
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -29,7 +29,7 @@ class Plan(Settings):
     device: Literal["cpu", "cuda"]
     model: str
     trace: str
-    policies: Annotated[list[PolicyEntry], Field(min_length=1)]
+    policies: Annotated[list[Named], Field(min_length=1)]
     rates: list[Positive] = Field(default_factory=list)
     time_scale: Positive = 1.0
     requests: Count | None = None

@@ -124,11 +124,15 @@ def _named(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
+Named = Annotated[PolicyEntry, BeforeValidator(_named)]
+"""An entry, or a name alone."""
+
+
 class SweepSpec(Settings):
     """The file as it stands; :func:`sim.sweep_cells.cells` turns it into runs."""
 
     base: dict[str, Any] = Field(default_factory=dict)
-    policies: Annotated[list[Annotated[PolicyEntry, BeforeValidator(_named)]], Field(min_length=1)]
+    policies: Annotated[list[Named], Field(min_length=1)]
     grid: Grid = Field(default_factory=dict)
     cases: Annotated[list[dict[str, Any]], Field(min_length=1, default_factory=lambda: [{}])]
     what_if: list[dict[str, Any]] = Field(default_factory=list)

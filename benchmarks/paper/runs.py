@@ -129,7 +129,7 @@ def outcomes(runs: Sequence[Run], jobs: int | None = None) -> dict[tuple[Any, ..
     """Each run's outcome by its key, made on as many processes as there are cores unless told otherwise."""
     fanout = Fanout(jobs=jobs or os.cpu_count() or 1)
     made: dict[tuple[Any, ...], Outcome] = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=Console(stderr=True, force_jupyter=False), transient=True) as progress:
         bar = progress.add_task("runs", total=len(runs))
         for number, one in fan_out(outcome, runs, fanout):
             assert one is not None, f"{runs[number].key}: its process died"
