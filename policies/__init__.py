@@ -19,6 +19,7 @@ from policies.api import (
     simulated_only,
 )
 from policies.bullet import Bullet
+from policies.bullet_eager import BulletEager
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.duetserve import DuetServe
@@ -42,6 +43,7 @@ __all__ = [
     "ROUTERS",
     "SLO",
     "Bullet",
+    "BulletEager",
     "Chunk",
     "ChunkedPrefill",
     "Decision",

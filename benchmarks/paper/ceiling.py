@@ -10,13 +10,9 @@ changes undone says which of them counts.
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
-
-from benchmarks.paper.command import KEY_HEADER, Swept, finish, options, rows_of, sweep
-from benchmarks.paper.runs import mean
-from benchmarks.paper.setting import WORKLOADS, System
-from benchmarks.paper_kernels import table
-from sim.plots.style import styled
+from benchmarks.paper.command import KEY_HEADER, finish, options, rows_of, sweep
+from benchmarks.paper.levels import attained_by_system, print_levels
+from benchmarks.paper.setting import System
 
 RATES = {"ShareGPT": (18.0, 22.0, 25.0), "Azure-Code": (4.4, 5.0, 5.5), "arXiv-Summary": (0.7, 0.8, 0.9)}
 
@@ -38,47 +34,13 @@ SYSTEMS = {
 }
 
 
-def draw(swept: Swept) -> Figure:
-    """Attainment of each system, a panel a workload, a mark a rate."""
-    with styled():
-        drawing = Figure(figsize=(7.2, 3.6), layout="constrained")
-        panels = drawing.subplots(1, len(RATES), sharey=True, squeeze=False)[0]
-        for panel, (name, rates) in zip(panels, RATES.items(), strict=True):
-            for rate, marker in zip(rates, "osD", strict=True):
-                attained = [mean(swept[name, system, rate], "attainment") for system in SYSTEMS]
-                panel.plot(attained, range(len(SYSTEMS)), marker, ls="none", label=f"{rate:g}/s")
-            panel.set_title(name)
-            panel.set_xlabel("SLO attainment")
-            panel.set_yticks(range(len(SYSTEMS)), list(SYSTEMS))
-            panel.invert_yaxis()
-            panel.legend(loc="lower left")
-    return drawing
-
-
-def _latencies(swept: Swept, name: str, system: str, rate: float) -> str:
-    seeds = swept[name, system, rate]
-    return f"{mean(seeds, 'ttft_s'):.2f} s, {1e3 * mean(seeds, 'tpot_s'):.0f} ms"
-
-
 def main() -> None:
     """See the module."""
     chosen = options(__doc__)
     swept = sweep(RATES, SYSTEMS, chosen)
-    rows = [
-        (
-            system,
-            *(f"{mean(swept[name, system, rate], 'attainment'):.3f}" for name in WORKLOADS for rate in RATES[name]),
-        )
-        for system in SYSTEMS
-    ]
-    header = [f"{name} {rate:g}/s" for name in WORKLOADS for rate in RATES[name]]
-    finish("ceiling", chosen, draw(swept), KEY_HEADER, rows_of(swept), ())
-    table("### SLO attainment", ("system", *header), rows)
-    latencies = [
-        (system, *(_latencies(swept, name, system, rate) for name in WORKLOADS for rate in RATES[name]))
-        for system in SYSTEMS
-    ]
-    table("### Mean TTFT and TPOT", ("system", *header), latencies)
+    drawing = attained_by_system(swept, RATES, tuple(SYSTEMS))
+    finish("ceiling", chosen, drawing, KEY_HEADER, rows_of(swept), ())
+    print_levels(swept, RATES, tuple(SYSTEMS))
 
 
 if __name__ == "__main__":
