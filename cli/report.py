@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from sim.report.reruns import Reruns
+
 PATHS = "A run, several, a folder of runs, a sweep, a tuning, a validation, or a .json of bulletsim capacity."
+DISTRIBUTIONS = "Of a sweep: serve one cell a policy again, for distributions of its latencies."
 
 
 def report(
     paths: Annotated[list[Path], typer.Argument(help=PATHS)],
     out: Annotated[Path | None, typer.Option(help="The page to write (default: report.html in the directory).")] = None,
+    distributions: Annotated[bool, typer.Option("--distributions", help=DISTRIBUTIONS)] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
@@ -26,8 +31,13 @@ def report(
     target = out or _beside(paths)
     if target.is_dir() or target.suffix != ".html":
         raise ValueError(f"{target}: a page ends in .html; choose another --out")
+    if distributions and kind is not Kind.sweep:
+        raise ValueError(f"--distributions is of a sweep, and {paths[0]} is a {kind}; leave it out")
     check_writable(target)
-    text = _validation(paths[0], quiet=quiet or json) if kind is Kind.validation else simulated_page(paths, kind)
+    if kind is Kind.validation:
+        text = _validation(paths[0], quiet=quiet or json)
+    else:
+        text = simulated_page(paths, kind, _again(paths[0], quiet=quiet or json) if distributions else None)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -35,6 +45,19 @@ def report(
         print_json({"kind": str(kind), "file": str(target), "bytes": target.stat().st_size})
     else:
         print(target)
+
+
+def _again(directory: Path, *, quiet: bool) -> Reruns:
+    from cli.output import progress
+    from sim.report.reruns import served, to_serve_again
+
+    rows = to_serve_again(directory)
+    found = {}
+    with progress("serving again", len(rows), quiet=quiet) as tell:
+        for row in rows:
+            found[row["cell"]] = served(directory, row)
+            tell(len(found), "cells")
+    return found
 
 
 def _validation(directory: Path, *, quiet: bool) -> str:

@@ -14,13 +14,15 @@ import pytest
 from benchmarks.report import MOST_BYTES, many_panels, write_sweep
 from cli.main import run
 from policies.api import SLO
-from sim.metrics import attainment
+from sim.metrics import attainment, ttft_s
 from sim.plots.looks import POLICY_LOOKS
 from sim.records import STATES, Records
 from sim.report.axes import fitted
 from sim.report.distributions import curve
 from sim.report.heatmap import heat_map
 from sim.report.marks import MARKS
+from sim.report.reruns import served as served_again
+from sim.report.reruns import to_serve_again
 from sim.report.sources import Kind, kind_of
 from sim.results import load_results
 from sim.rundir import load_run
@@ -139,6 +141,56 @@ def test_a_sweep_has_a_mark_a_cell_and_buttons(sweep: Path, tmp_path: Path) -> N
     assert {entry["policy"] for entry in told["cells"]} == {"chunked", "</script><b>bullet"}
 
 
+def test_a_sweep_has_distributions_of_cells_that_are_served_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spec.yaml").write_text(
+        "{base: {trace: 'workload:code', requests: 40, model: tiny, slo: {ttft_s: 0.5}}, "
+        "policies: [chunked, bullet], grid: {device: [A100-80G, H100], rate: [300, 600], seed: [0, 1]}}"
+    )
+    directory = tmp_path / "sweep"
+    assert run(["sweep", str(tmp_path / "spec.yaml"), "--out", str(directory), "--jobs", "1", "--quiet"]) == 0
+    assert run(["report", str(directory)]) == 0
+    words = " ".join(Page(directory / "report.html").words)
+    assert "4 in all: " in words
+    assert "bulletsim report DIR --distributions" in words
+    capsys.readouterr()
+    assert run(["report", str(directory), "--distributions"]) == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("serving again: 4/4 cells")
+    page = Page(directory / "report.html")
+    assert [page.words.count(f"code: tiny on {device}: 600 requests/s per GPU") for device in ("A100-80G", "H100")] == [
+        1,
+        1,
+    ]
+    assert page.having("aria-label").count("TPOT") == 2
+    served = served_again(directory, to_serve_again(directory)[0])
+    row = next(row for row in load_results(directory) if row["rate"] == 600)
+    assert float(np.nanmean(ttft_s(served.records))) == pytest.approx(row["ttft_mean_s"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 7}, "was run by other code, or with other files, than there are now; run the sweep again"),
+        ({"seed": -7}, "config: seed is -7"),
+    ],
+)
+def test_a_cell_that_would_be_another_run_is_not_served_again(
+    change: dict[str, int], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "spec.yaml").write_text(
+        "{base: {trace: 'workload:code', requests: 4, rate: 9, model: tiny, device: H100}, policies: [chunked]}"
+    )
+    directory = tmp_path / "sweep"
+    assert run(["sweep", str(tmp_path / "spec.yaml"), "--out", str(directory), "--jobs", "1", "--quiet"]) == 0
+    (cell,) = (directory / "cells").iterdir()
+    document = json.loads(cell.read_text())
+    cell.write_text(json.dumps(document | {"config": document["config"] | change}))
+    capsys.readouterr()
+    assert run(["report", str(directory), "--distributions"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_sweep_without_rates_is_a_table(tmp_path: Path) -> None:
     write_sweep(tmp_path, SPEC.model_copy(update={"grid": {"device": ["A100-80G"], "trace": ["workload:code"]}}))
     assert run(["report", str(tmp_path)]) == 0
@@ -174,8 +226,8 @@ def load_config(options: str, folder: Path):  # type: ignore[no-untyped-def]
 def test_a_capacity_is_read_from_what_was_printed(
     find: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--policy", "chunked", "--find", find, "--rate", "4", "--seeds", "2", "--tolerance", "0.2", "--json"]
-    assert run(["capacity", *OPTIONS.split(), *options]) == 0
+    options = f"--policy chunked --find {find} --rate 4 --requests 24 --seeds 2 --tolerance 0.2 --json"
+    assert run(["capacity", *OPTIONS.split(), *options.split()]) == 0
     file = tmp_path / "capacity.json"
     file.write_text(capsys.readouterr().out)
     assert run(["report", str(file), "--json"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,20 +24,32 @@ MOST_POINTS = 200
 METRICS: Mapping[str, Callable[[Records], Floats]] = {"TTFT": ttft_s, "TPOT": tpot_s, "End to end": e2e_s}
 
 
-def distribution_charts(runs: Mapping[str, Run], looks: Mapping[str, Look]) -> list[Markup]:
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """How each run looks, and the attributes of its curves."""
+
+    looks: Mapping[str, Look]
+    attributes: Mapping[str, Mapping[str, str]]
+
+
+def distribution_charts(
+    runs: Mapping[str, Run], looks: Mapping[str, Look], attributes: Mapping[str, Mapping[str, str]] | None = None
+) -> list[Markup]:
     """TTFT, TPOT and end-to-end time of the requests in each run's window; limits where all runs have the same.
 
     Where the TTFT limit grows with the prompt there is a fourth chart, of TTFT over each request's limit.
+    ``attributes`` are of each run's curves.
     """
+    drawing = _Drawing(looks, attributes or {})
     slos = {run.config.slo.value() for run in runs.values()}
     slo = slos.pop() if len(slos) == 1 else SLO()
     values = {name: {run: _inside(entry, of) for run, entry in runs.items()} for name, of in METRICS.items()}
     fixed = slo.ttft_s if slo.ttft_per_token_s is None and not slo.ttft_floor_s else None
     limits = {"TTFT": fixed, "TPOT": slo.tpot_s}
-    found = [_chart(name, "s", columns, looks, limits.get(name)) for name, columns in values.items()]
+    found = [_chart(name, "s", columns, drawing, limits.get(name)) for name, columns in values.items()]
     if slo.ttft_per_token_s is not None:
         ratios = {run: _inside(entry, lambda records: _over_limit(records, slo)) for run, entry in runs.items()}
-        found.insert(1, _chart("TTFT over its limit", "times the SLO's limit", ratios, looks, 1.0))
+        found.insert(1, _chart("TTFT over its limit", "times the SLO's limit", ratios, drawing, 1.0))
     return found
 
 
@@ -50,17 +63,16 @@ def _inside(run: Run, of: Callable[[Records], Floats]) -> Floats:
     return np.sort(values[values > 0])
 
 
-def _chart(
-    name: str, unit: str, columns: Mapping[str, Floats], looks: Mapping[str, Look], limit: float | None
-) -> Markup:
+def _chart(name: str, unit: str, columns: Mapping[str, Floats], drawing: _Drawing, limit: float | None) -> Markup:
     ends = [float(value) for values in columns.values() if len(values) for value in (values[0], values[-1])]
     x = fitted(unit, [*ends, *([] if limit is None else [limit])], log=True)
     chart = Chart(name, x, Axis(label="% of requests", low=0.0, high=1.0, scale=100.0))
     if limit is not None:
         chart.add(chart.upright(limit, "SLO"))
     for run, values in columns.items():
-        line = chart.line(curve(values), dash=looks[run].line, stepped=True)
-        chart.add(series(looks[run].colour, line))
+        look = drawing.looks[run]
+        line = chart.line(curve(values), dash=look.line, stepped=True)
+        chart.add(series(look.colour, line, **drawing.attributes.get(run, {})))
     return chart.svg()
 
 

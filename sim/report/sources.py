@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sim.report.capacities import capacity_page, is_capacity
+from sim.report.reruns import Reruns
 from sim.report.runs import runs_page
 from sim.report.sweeps import sweep_page
 from sim.report.tunings import tuning_page
@@ -54,10 +55,13 @@ def kind_of(paths: Sequence[Path]) -> Kind:
     raise ValueError(f"{path} {missing}; {EXPECTED}")
 
 
-def simulated_page(paths: Sequence[Path], kind: Kind) -> str:
-    """The page of all kinds but a validation, which only ``real`` can read. Raises ValueError for damaged files."""
+def simulated_page(paths: Sequence[Path], kind: Kind, reruns: Reruns | None = None) -> str:
+    """The page of all kinds but a validation, which only ``real`` can read. Raises ValueError for damaged files.
+
+    ``reruns`` are cells of a sweep that were served again, whose distributions its page has then.
+    """
     if kind is Kind.sweep:
-        return sweep_page(paths[0])
+        return sweep_page(paths[0], reruns)
     if kind is Kind.tuning:
         return tuning_page(paths[0])
     if kind is Kind.capacity:

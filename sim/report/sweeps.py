@@ -13,6 +13,7 @@ from sim.report.curves import frontier
 from sim.report.facets import Facets, facets
 from sim.report.markup import Markup, tag
 from sim.report.page import page
+from sim.report.reruns import Reruns, sections
 from sim.results import Row, load_results
 from sim.sweep import FAILURES, SPEC
 
@@ -23,18 +24,22 @@ HOW = (
 )
 
 
-def sweep_page(directory: Path) -> str:
-    """Raises ValueError for a file in ``directory`` that is damaged."""
+def sweep_page(directory: Path, reruns: Reruns | None = None) -> str:
+    """With distributions of the cells that :func:`sim.report.reruns.served` gave, if there are any.
+
+    Raises ValueError for a file in ``directory`` that is damaged.
+    """
     rows = load_results(directory)
     title = f"Sweep {directory.name or directory.resolve().name}"
-    return page(title, _body(title, directory, rows), cells=told(rows))
+    return page(title, _body(title, directory, rows, reruns), cells=told(rows))
 
 
-def _body(title: str, directory: Path, rows: Sequence[Row]) -> Iterator[Markup]:
+def _body(title: str, directory: Path, rows: Sequence[Row], reruns: Reruns | None) -> Iterator[Markup]:
     found = facets(rows)
     yield tag("h1", title)
     yield tag("p", f"{len(rows)} cells of {len(found.values['policy'])} policies.", class_="note")
     yield from comparison(rows, found)
+    yield from sections(rows, found, reruns)
     yield tag("h2", "Cells")
     yield tag("details", tag("summary", f"All {len(rows)} cells"), cells_table(rows, found))
     failed = directory / FAILURES
