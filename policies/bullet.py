@@ -30,7 +30,6 @@ from policies.admission import Relief
 from policies.api import Decision, LaneView, RequestProgress, Router, Step, View
 from policies.bulletplan import Planning, PrefillPlan
 from policies.bulletsplit import Clock, Splitting, State, decode_clock, first_state
-from policies.forecast import TtftForecast
 from policies.routing import LeastLoaded
 from policies.twolanes import DECODE, PREFILL, TwoLanes, room, whole_steps
 
@@ -93,25 +92,31 @@ class Bullet(TwoLanes, Planning, Splitting):
             raise ValueError(f"{self.name}: sm_step is {self.sm_step}; it must be 1 or more, or None for the device's")
 
     def decide(self, view: View) -> Decision:
-        prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
-        before = view.memo if isinstance(view.memo, State) else first_state(view, whole_steps(view, self.sm_step))
-        if prefill.batch and not prefill.busy and (decode.busy or not view.decoding):
+        lanes, memo = view.lanes, view.memo
+        prefill, decode = lanes[PREFILL], lanes[DECODE]
+        before = memo if isinstance(memo, State) else first_state(view, whole_steps(view, self.sm_step))
+        if not view.decoding:
+            if prefill.busy:
+                return new(Decision, ((), before))
+            if prefill.batch:
+                return new(Decision, ((self._next_group(view, prefill, decode, before),), before))
+        elif decode.busy and prefill.batch and not prefill.busy:
             return new(Decision, ((self._next_group(view, prefill, decode, before),), before))
-        if prefill.busy and not view.decoding:
-            return new(Decision, ((), before))
         if self.recalibrate:
             alphas = before.alphas.after(view.observed)
             if alphas is not before.alphas:
                 before = new(State, (*before[:-1], alphas))
         relief = room(view)
-        plan = self._plan(view, prefill, relief, before.prefill_sms, before.alphas.prefill)
-        if plan is None:
-            sms, state = view.sms, before.split(view.sms, view.sms)
-            if decode.busy or not relief.decodes:
-                return new(Decision, ((), state))
-            again = not view.waiting
-            return new(Decision, ((decode_step(sms, relief.victims, again),), state))
-        return self._share(view, plan, relief, before)
+        plan = None
+        if prefill.batch or view.waiting:
+            plan = self._plan(view, prefill, relief, before.prefill_sms, before.alphas.prefill)
+        if plan is not None:
+            return self._share(view, plan, relief, before)
+        sms = view.sms
+        state = before if before[0] == before[1] == sms else before.split(sms, sms)
+        if decode.busy or not relief.decodes:
+            return new(Decision, ((), state))
+        return new(Decision, ((decode_step(sms, relief.victims, not view.waiting),), state))
 
     def _next_group(self, view: View, prefill: LaneView, decode: LaneView, before: State) -> Step:
         """The next layers of the batch in progress, with nothing else to decide.
@@ -156,7 +161,7 @@ class Bullet(TwoLanes, Planning, Splitting):
         if not self.pause_decode or view.slo.tpot_s is None:
             return False
         queued = self.pause_on_queue and plan.follows
-        if not queued and TtftForecast(plan.forecast.pending).ratio(self.percentile) <= 1:
+        if not queued and plan.pending(view).ratio(self.percentile) <= 1:
             return False
         group_s = plan.alpha * view.latency.estimate(plan.group, view.sms).seconds
         return group_s + step_s <= view.decode_slack_s(self.percentile)

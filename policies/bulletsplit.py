@@ -67,6 +67,7 @@ class Splitting:
     __slots__ = ()
 
     percentile: float
+    queue_horizon: int
     sm_step: int | None
     hurry_for_kv: bool
     cap_at_drain: bool
@@ -84,12 +85,13 @@ class Splitting:
         fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
         if fit is not None and before.past_tpot <= 1:
             return before.split(total - fit, fit)
+        forecast = plan.forecast(view)
 
         def pace(sms: int) -> float:
             return plan.alpha * view.latency.estimate(plan.left, sms).seconds / plan.whole_s
 
         def held(sms: int) -> bool:
-            return plan.forecast.ratio(self.percentile, pace(sms)) <= 1
+            return forecast.ratio(self.percentile, pace(sms)) <= 1
 
         least = None
         if held(plan.reference_sms):
@@ -97,7 +99,7 @@ class Splitting:
         if least is not None:
             sms = _useful_sms(decode_s, step, total - least)
         else:
-            savable = plan.forecast.savable(pace(total - step))
+            savable = forecast.savable(pace(total - step))
             sms = self._balanced_sms(view, savable, pace, decode_s, step)
         return before.split(total - sms, sms)
 
@@ -107,7 +109,7 @@ class Splitting:
         if plan.starved and self.hurry_for_kv:
             return min(limit_s, useful_s)
         if self.cap_at_drain:
-            return min(limit_s, max(plan.drain_s, useful_s))
+            return min(limit_s, max(plan.drain_s(view, self.queue_horizon), useful_s))
         return limit_s
 
     def _balanced_sms(self, view: View, savable: TtftForecast, pace: Clock, decode_s: Clock, step: int) -> int:

@@ -27,21 +27,21 @@ class Alphas(NamedTuple):
 
     def after(self, observed: Sequence[Observation]) -> Alphas:
         """With the steps that have finished since; the same where there is none."""
-        count = len(observed)
-        if not count or observed[-1] == self.latest:
-            return self
-        first = count - 1
-        while first > 0 and observed[first - 1] != self.latest:
-            first -= 1
         prefill, decode, latest = self
-        for position in range(first, count):
-            latest = observed[position]
-            error = latest.measured_s / latest.predicted_s
-            if latest.work.prefill:
+        position = len(observed) - 1
+        if position < 0 or observed[position] == latest:
+            return self
+        fresh = [observed[position]]
+        while position > 0 and (seen := observed[position - 1]) != latest:
+            fresh.append(seen)
+            position -= 1
+        for seen in reversed(fresh):
+            error = seen.measured_s / seen.predicted_s
+            if seen.work.prefill:
                 prefill += WEIGHT * (error - prefill)
             else:
                 decode += WEIGHT * (error - decode)
-        return Alphas(prefill, decode, latest)
+        return tuple.__new__(Alphas, (prefill, decode, fresh[0]))
 
 
 UNCORRECTED = Alphas()

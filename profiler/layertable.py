@@ -38,10 +38,11 @@ class LayerTable:
     taken as linear, ascending, none where they may not.
 
     ``layers`` and ``embeddings`` (by tokens) and ``heads`` (by sequences) hold, by SMs, what has been asked. ``_asked``
-    is the share on which each knot was asked for first.
+    is the share on which each knot was asked for first, ``_affine`` what one token costs and what two do.
     """
 
     __slots__ = (
+        "_affine",
         "_asked",
         "_calibrated",
         "_clock",
@@ -65,6 +66,7 @@ class LayerTable:
         self._calibrated = calibrated
         self._knots = knots
         self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
+        self._affine: tuple[tuple[Cost, Cost], tuple[Cost, Cost]] | None = None
         self._sums: dict[int, Sums] = {}
         self._asked: dict[int, int] = {}
         self.layers: list[dict[int, Times]] = [{} for _ in shares]
@@ -87,8 +89,19 @@ class LayerTable:
 
     def add_cost(self, tokens: int) -> tuple[Cost, Cost]:
         """Of a layer and of the embedding on one or more tokens."""
-        layer, embedding = self._shard.layer_kernels(tokens), self._shard.embedding_kernels(tokens)
-        return put(self.costs, tokens, (cost_of(layer), cost_of(embedding)))
+        if self._shard.model.experts:
+            return put(self.costs, tokens, self._cost(tokens))
+        if self._affine is None:
+            self._affine = self._cost(1), self._cost(2)
+        # In proportion to tokens but for the weights, all of them whole numbers: nothing is rounded.
+        layer, embedding = (
+            Cost(*(low + (tokens - 1) * (high - low) for low, high in zip(one, two, strict=True)))
+            for one, two in zip(*self._affine, strict=True)
+        )
+        return put(self.costs, tokens, (layer, embedding))
+
+    def _cost(self, tokens: int) -> tuple[Cost, Cost]:
+        return cost_of(self._shard.layer_kernels(tokens)), cost_of(self._shard.embedding_kernels(tokens))
 
     def add_head_cost(self, rows: int) -> Cost:
         """Of the head for so many sequences."""
