@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 
-.PHONY: demo test lint typecheck figures models clean
+.PHONY: demo test notebooks lint typecheck figures models clean
 
 demo: $(VENV)/.installed
 	$(RUN)/bulletsim demo
 
 test: lint typecheck
-	$(RUN)/python -m pytest -n 2 -q
+	$(RUN)/python -m pytest --nbmake -n 2 -q
+
+notebooks: $(VENV)/.installed-notebooks
+	$(RUN)/jupyter lab notebooks
 
 lint: $(VENV)/.installed-dev
 	$(RUN)/ruff check .
@@ -51,6 +54,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,real,dask,tune]'
+	touch $@
+
+$(VENV)/.installed-notebooks: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,real]'
 	touch $@
 
 clean:
