@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 WIDTH = 80
@@ -88,6 +89,17 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
+def kept(place: Path, *, quiet: bool) -> Iterator[None]:
+    """Says, where Ctrl-C or SIGTERM ends the block, that what is done stays in ``place``, if it is there by then."""
+    try:
+        yield
+    except BaseException as error:
+        if not (quiet or isinstance(error, Exception)) and place.exists():
+            note(f"what is done stays in {place}; the same command goes on")
+        raise
+
+
+@contextmanager
 def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int, str], None]]:
     """Gives a function to be told (done, text).
 
@@ -104,8 +116,8 @@ def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
 
 
 @contextmanager
-def searching(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Gives a function to be told what a search of unknown length has just tried.
+def searching(what: str = "searching", *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Gives a function to be told what a search, or other work of unknown length, has just tried.
 
     On a terminal the latest stands on one line that goes away at the end; where stderr is a pipe each has its own.
     """
@@ -114,7 +126,7 @@ def searching(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     elif sys.stderr.isatty():
         from rich.console import Console
 
-        with Console(stderr=True).status("searching") as status:
+        with Console(stderr=True).status(what) as status:
             yield status.update
     else:
         yield note

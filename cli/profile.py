@@ -49,16 +49,11 @@ def profile(
 def _measured(settings: Any, *, quiet: bool) -> Outcome:
     from contextlib import ExitStack
 
-    from cli.output import note, progress
+    from cli.output import kept, progress
     from profiler.measure.campaign import measure, paths
 
-    with ExitStack() as shown:
-        try:
-            return measure(settings, lambda points: shown.enter_context(progress("measuring", points, quiet=quiet)))
-        except KeyboardInterrupt:
-            if not quiet:
-                note(f"what is measured stays in {paths(settings.out)[0]}; the same command goes on")
-            raise
+    with kept(paths(settings.out)[0], quiet=quiet), ExitStack() as shown:
+        return measure(settings, lambda points: shown.enter_context(progress("measuring", points, quiet=quiet)))
 
 
 def summary(outcome: Outcome) -> str:

@@ -35,6 +35,7 @@ def simulate(
 
 def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:
     from cli.output import note, print_json
+    from cli.traces import reading
     from cli.writable import check_writable
     from sim.metrics import summarise
     from sim.simulate import prepare
@@ -44,7 +45,8 @@ def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: 
 
         check_target(out, force)
         check_writable(out)
-    prepared = prepare(config)
+    with reading(config.trace, quiet=quiet or json):
+        prepared = prepare(config)
     source = prepared.latency.model.source
     if "read as a Llama-like decoder" in source and not quiet:
         note(f"note: model {config.model}: {source}")

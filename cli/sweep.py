@@ -87,11 +87,11 @@ def run_cells(
 ) -> Sweep:
     """The cells, run with progress shown; by default on every core."""
     from cli import backends
-    from cli.output import progress
+    from cli.output import kept, progress
     from sim.simulate import measure_together
     from sim.sweep import run_sweep
 
-    with progress("sweeping", len(found), quiet=quiet) as tell:
+    with kept(out, quiet=quiet), progress("sweeping", len(found), quiet=quiet) as tell:
         return run_sweep(
             found,
             out,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch, examine and convert request traces.", no_args_is_help=True)
 
+LARGE_BYTES = 20_000_000
 SOURCE = "A file or folder, workload:NAME, or a fetched name."
 PUBLIC = "A public trace of `bulletsim traces list`."
 Source = Annotated[str, typer.Argument(help=SOURCE, autocompletion=completion.traces)]
@@ -206,12 +209,24 @@ def _opened(
     if generated:
         options = ReadOptions(seed=seed, scale=1.0 if scale is None else scale)
     drawn = limit if source.startswith("workload:") else None
-    trace = open_trace(source, seed, drawn, format=format, options=options, slice=slice)
+    with reading(source):
+        trace = open_trace(source, seed, drawn, format=format, options=options, slice=slice)
     if limit is not None:
         trace = first(trace, limit)
     if shrink is not None:
         trace = shrunk(trace, shrink)
     return trace if spec is None else spec.apply(trace, seed)
+
+
+@contextmanager
+def reading(source: str, *, quiet: bool = False) -> Iterator[None]:
+    """Says on a terminal that a trace is being read, where it is so large that it takes seconds."""
+    from cli.output import searching
+
+    file = Path(source)
+    size = file.stat().st_size if file.is_file() else 0
+    with searching(f"reading {_megabytes(size)} MB of {file.name}", quiet=quiet or size < LARGE_BYTES):
+        yield
 
 
 def _print_info(trace: Trace, statistics: Statistics) -> None:

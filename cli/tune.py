@@ -38,7 +38,7 @@ def tune(
 ) -> None:
     """Search a policy's settings for the highest throughput at the lowest latency."""
     from cli.backends import fanout
-    from cli.output import note, print_json, progress
+    from cli.output import kept, note, print_json, progress
     from sim.tuning import Tuner, varied
 
     ranges = [varied(text) for text in vary]
@@ -46,7 +46,8 @@ def tune(
     run = options.run_settings(settings, config, command="tune", quiet=quiet)
     tuner = Tuner(base=run, settings=ranges, rate=_rates(rates), latency=f"{minimise}_s", target=target)
     _check(tuner)
-    with progress("tuning", trials, quiet=quiet or json) as tell:
+    silent = quiet or json
+    with kept(out, quiet=silent), progress("tuning", trials, quiet=silent) as tell:
         found = tuner.run(
             out, trials, fanout=fanout(backend, jobs, address), progress=lambda done, total: tell(done, "trials")
         )

@@ -13,7 +13,7 @@ import importlib
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from sim.metrics import TARGET_ATTAINMENT
 from sim.results import Row
 from sim.rundir import replacing, write_json
 from sim.simulate import CannotRun, check_all, measure_together
-from sim.sweep import run_sweep
+from sim.sweep import Progress, run_sweep
 from sim.sweep_cells import Cell
 
 BATCH = 8
@@ -153,7 +153,7 @@ class Tuner:
         trials: int,
         *,
         fanout: Fanout = HERE,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = lambda done, total: None,
     ) -> Tuning:
         """So many trials, in ``directory``, a sweep's. Raises ValueError where optuna is absent or no trial can run."""
         optuna = _optuna()
@@ -167,8 +167,15 @@ class Tuner:
             runnable = [cell for cell in proposed if _runs(cell)]
             if not runnable and not cells:
                 check_all([proposed[0].config])
+            earlier = made - len(cells)
             cells |= {cell.key: cell for cell in runnable}
-            done = run_sweep(list(cells.values()), directory, run=measure_together, fanout=fanout)
+            done = run_sweep(
+                list(cells.values()),
+                directory,
+                run=measure_together,
+                fanout=fanout,
+                progress=_after(earlier, progress, trials),
+            )
             rows = {row["cell"]: row for row in done.rows}
             for trial, cell in zip(asked, proposed, strict=True):
                 failed += not self._tell(study, trial, rows.get(cell.key))
@@ -220,6 +227,11 @@ class Tuner:
         trial.set_constraint("attainment", _short(row, self.target))
         study.tell(trial, values)
         return True
+
+
+def _after(earlier: int, progress: Progress, trials: int) -> Progress:
+    """What a batch tells, counted from the first trial."""
+    return lambda finished, total: progress(earlier + finished, trials)
 
 
 def _short(row: Mapping[str, Any], target: float) -> float:

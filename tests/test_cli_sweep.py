@@ -129,8 +129,10 @@ def test_an_interrupted_sweep_is_130(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sim.simulate, "measure_together", interrupt)
-    assert run(["sweep", spec, "--out", str(tmp_path / "out"), "--jobs", "1"]) == 130
-    assert (tmp_path / "out" / "cells").is_dir()
+    out = tmp_path / "out"
+    assert run(["sweep", spec, "--out", str(out), "--jobs", "1"]) == 130
+    assert (out / "cells").is_dir()
+    assert capsys.readouterr().err == f"what is done stays in {out}; the same command goes on\ninterrupted\n"
 
 
 @pytest.mark.parametrize(
