@@ -19,12 +19,14 @@ class NextBatch(NamedTuple):
     """The next batch, and whether more can follow it.
 
     order, ends_s: the queue as it would be prefilled, and the seconds until each first token of it.
+    whole_s: what the batch takes where it is the first one of that forecast.
     """
 
     chunks: tuple[Chunk, ...]
     follows: bool
     order: Sequence[RequestProgress]
     ends_s: Sequence[float]
+    whole_s: float | None
 
 
 class PrefillPlan(NamedTuple):
@@ -116,9 +118,9 @@ class Planning:
             starved = len(chunks) < len(waiting) and not follows
         shapes = tuple([(tokens, prefill_shape(request)[1]) for request, tokens in chunks])
         left: Work = new(Work, (shapes, 0, 0, layers, True, 0, None))
-        whole_s = left_s = alpha * view.latency.estimate(left, sms)[0]
-        if lane.busy:
-            left_s = max(0.0, whole_s - (view.now_s - lane.started_s))
+        known_s = None if batch is None else batch.whole_s
+        whole_s = alpha * view.latency.estimate(left, sms)[0] if known_s is None else known_s
+        left_s = max(0.0, whole_s - (view.now_s - lane.started_s)) if lane.busy else whole_s
         taken = min(self.layers_per_step, layers)
         group: Work = new(Work, (shapes, 0, 0, taken, taken == layers, 0, None))
         plan = (chunks, taken, group, left, whole_s, left_s, sms, follows, starved, alpha, batch)
@@ -154,4 +156,4 @@ class Planning:
             follows = self._fits(view, order[taken], free, places - taken)
         else:
             follows = taken < len(view.waiting)
-        return new(NextBatch, (tuple(chunks), follows, order, ends_s))
+        return new(NextBatch, (tuple(chunks), follows, order, ends_s, ends_s[0] if taken == batch else None))

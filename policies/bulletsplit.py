@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from policies.api import Outcome, View
 from policies.bulletplan import PrefillPlan
-from policies.forecast import TtftForecast, fewest, percentile
+from policies.forecast import TtftForecast, fewest
 from policies.recalibration import UNCORRECTED, Alphas
 from policies.twolanes import whole_steps
 from profiler.latency import decode_beside
@@ -21,7 +21,7 @@ Clock = Callable[[int], float]
 
 
 class State(NamedTuple):
-    """Bullet's memo: the split, and the TPOT percentile (over its limit) of the requests finished so far.
+    """Bullet's memo: the split, and whether the TPOT percentile of the requests finished of late is within its limit.
 
     ``saturating_sms``, the fewest that draw nearly all of the bandwidth, never change.
     """
@@ -30,7 +30,7 @@ class State(NamedTuple):
     decode_sms: int
     saturating_sms: int
     latest: Outcome | None = None
-    past_tpot: float = 0.0
+    past_tpot_held: bool = True
     alphas: Alphas = UNCORRECTED
 
     def split(self, prefill_sms: int, decode_sms: int) -> State:
@@ -83,7 +83,7 @@ class Splitting:
         # Below saturation a step takes time in inverse proportion to its SMs.
         guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
         fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
-        if fit is not None and before.past_tpot <= 1:
+        if fit is not None and before.past_tpot_held:
             return before.split(total - fit, fit)
         forecast = plan.forecast(view)
 
@@ -135,15 +135,18 @@ class Splitting:
         return crossing
 
     def _with_past(self, view: View, state: State) -> State:
-        """The state with the TPOT percentile of finished requests, computed anew only when one has finished."""
-        latest = view.outcomes[-1] if view.outcomes else None
+        """The state with what finished requests say of TPOT, counted anew only when one has finished."""
+        outcomes = view.outcomes
+        latest = outcomes[-1] if outcomes else None
         if latest is state.latest:
             return state
-        past = [outcome.tpot_ratio for outcome in view.outcomes if outcome.tpot_ratio is not None]
-        return state._replace(latest=latest, past_tpot=percentile(past, self.percentile))
+        past = [outcome.tpot_ratio for outcome in outcomes if outcome.tpot_ratio is not None]
+        held = sum([ratio <= 1 for ratio in past]) >= math.ceil(self.percentile * len(past))
+        return state._replace(latest=latest, past_tpot_held=held)
 
 
 def _useful_sms(decode_s: Clock, step: int, most: int) -> int:
     """Decode SMs beyond which a step gets no shorter: taking more from prefill would help nobody."""
-    useful = fewest(step, most, step, lambda sms: decode_s(sms) <= USEFUL * decode_s(most))
+    enough_s = USEFUL * decode_s(most) if most >= step else math.inf
+    useful = fewest(step, most, step, lambda sms: decode_s(sms) <= enough_s)
     return most if useful is None else useful

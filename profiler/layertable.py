@@ -48,6 +48,7 @@ class LayerTable:
         "_clock",
         "_kernels",
         "_knots",
+        "_made",
         "_shard",
         "_sums",
         "costs",
@@ -66,6 +67,11 @@ class LayerTable:
         self._calibrated = calibrated
         self._knots = knots
         self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
+        self._made: dict[Part, Callable[[int], list[Kernel]]] = {
+            "layer": shard.layer_kernels,
+            "embedding": shard.embedding_kernels,
+            "head": shard.head_kernels,
+        }
         self._affine: tuple[tuple[Cost, Cost], tuple[Cost, Cost]] | None = None
         self._sums: dict[int, Sums] = {}
         self._asked: dict[int, int] = {}
@@ -116,7 +122,8 @@ class LayerTable:
         return between(at(low, sms), at(high, sms), (tokens - low) / (high - low))
 
     def _embedding(self, tokens: int, sms: int) -> Times:
-        return self._sum_on(self._kernels_of("embedding", tokens), sms)
+        known = self.embeddings[sms]
+        return known.get(tokens) or put(known, tokens, self._sum_on(self._kernels_of("embedding", tokens), sms))
 
     def _layer(self, tokens: int, sms: int) -> Times:
         sums = self._sums.get(tokens)
@@ -134,10 +141,5 @@ class LayerTable:
     def _kernels_of(self, part: Part, size: int) -> list[Kernel]:
         found = self._kernels.get((part, size))
         if found is None:
-            made = {
-                "layer": self._shard.layer_kernels,
-                "embedding": self._shard.embedding_kernels,
-                "head": self._shard.head_kernels,
-            }
-            found = put(self._kernels, (part, size), self._calibrated(made[part](size)))
+            found = put(self._kernels, (part, size), self._calibrated(self._made[part](size)))
         return found

@@ -22,6 +22,9 @@ NO_TIME = Times(0.0, 0.0, "roofline")
 
 def added(times: list[KernelTime]) -> Times:
     """Kernels one after another."""
+    if len(times) == 1:
+        _, seconds, bound, source = times[0]
+        return Times(seconds, seconds if bound == "dram" else 0.0, source, seconds if bound == "link" else 0.0)
     dram = sum(time.seconds for time in times if time.bound == "dram")
     link = sum(time.seconds for time in times if time.bound == "link")
     by_source: dict[Source, float] = {}
