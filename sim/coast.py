@@ -6,16 +6,27 @@ context, its KV from the counters of the cohort.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import sub
+from typing import NamedTuple
 
 from policies.api import Step
-from profiler.latency import LatencyModel, Pacer
+from profiler.latency import LatencyModel, Pacer, Source
 from sim.instance import Instance
+from sim.observed import CoastedSteps
 from sim.state import NOBODY, RequestState
+from sim.steprows import StepRun
 from sim.tally import Tally
 
 NEVER = float("inf")
 UNKNOWN = -NEVER
+
+MOST_STEPS = 256
+"""Steps that are planned at once."""
+
+new = tuple.__new__
 
 
 class Coasting:
@@ -35,6 +46,17 @@ class Coasting:
         self.stopped = False
 
 
+class Planned(NamedTuple):
+    """Steps that may come: their contexts, predicted seconds and sources; when the first begins and when each ends; and
+    KV blocks free before the first and after each, below 0 where they are short."""
+
+    contexts: range
+    predicted_s: list[float]
+    sources: list[Source]
+    times_s: list[float]
+    free_blocks: list[int]
+
+
 class Coast:
     """``truth`` is what steps run by, ``latency`` what is predicted.
 
@@ -48,6 +70,7 @@ class Coast:
         self._predictor = Pacer(latency)
         self._truth = None if truth is latency else Pacer(truth)
         self._check = check
+        self._pace_s = 0.01
 
     def run(
         self, coasting: Coasting, *, begin_s: float = NEVER, end_s: float = NEVER, before_s: float = NEVER
@@ -56,57 +79,73 @@ class Coast:
 
         The requests that got their last token in the last one. It stops there, and where KV runs short.
         """
-        if self._check is None:
-            return self._steps(coasting, begin_s, end_s, before_s, None)
-        taken, ended = -1, NOBODY
-        while taken != coasting.taken and not ended:
-            taken = coasting.taken
-            ended = self._steps(coasting, begin_s, end_s, before_s, 1)
-            if taken != coasting.taken and not ended:
-                self._check()
+        check, bound_s = self._check, min(begin_s, end_s, before_s)
+        more, ended = True, NOBODY
+        while more:
+            planned = self._plan(coasting, bound_s)
+            times_s, count = planned.times_s, len(planned.contexts)
+            in_time = min(bisect_right(times_s, end_s), bisect_left(times_s, before_s)) - 1
+            steps = min(count, max(0, in_time), bisect_left(times_s, begin_s))
+            if planned.free_blocks[-1] < 0:
+                short = next(place for place, free in enumerate(planned.free_blocks) if free < 0)
+                coasting.stopped = short <= steps + 1
+                steps = min(steps, short - 1)
+            if steps < count:
+                coasting.end_s = times_s[steps + 1]
+            if steps:
+                ended = self._take(coasting, planned, steps)
+                if check is not None and not ended:
+                    check()
+            more = steps == count and not coasting.stopped
         return ended
 
-    def _steps(
-        self, coasting: Coasting, begin_s: float, end_s: float, before_s: float, most: int | None
-    ) -> Sequence[RequestState]:
-        """The loop over steps: everything that it touches is at hand, since most steps of most runs are taken here."""
+    def _plan(self, coasting: Coasting, bound_s: float) -> Planned:
+        """The next steps if nothing stops them: until somebody ends, and some more than come before ``bound_s``."""
+        step, instance, now = coasting.step, coasting.instance, coasting.now_s
+        cohort, size = instance.cohort, instance.ledger.block_tokens
+        started, decodes = cohort.started, len(cohort.members)
+        count = 1 if self._check is not None else min(MOST_STEPS, min(cohort.ending) - started)
+        if bound_s < NEVER:
+            count = min(count, 2 + int((bound_s - now) / self._pace_s)) if bound_s > now else 1
+        first = cohort.context_tokens + decodes
+        contexts = range(first, first + count * decodes, decodes)
+        pace = self._predictor.decode_pace(decodes, step.sms, step.overlap)
+        predicted = [pace(context) for context in contexts]
+        self._pace_s = predicted[-1][0]
+        seconds = [one[0] for one in predicted]
+        durations_s = seconds
+        if self._truth is not None:
+            pace = self._truth.decode_pace(decodes, step.sms, step.overlap)
+            durations_s = [pace(context)[0] for context in contexts]
+        phase = (started + 1) % size
+        demands = (cohort.growing[phase:] + cohort.growing[:phase]) * (count // size + 1)
+        return Planned(
+            contexts,
+            seconds,
+            [one[1] for one in predicted],
+            list(accumulate(durations_s, initial=now)),
+            list(accumulate(demands[:count], sub, initial=instance.ledger.free)),
+        )
+
+    def _take(self, coasting: Coasting, planned: Planned, steps: int) -> Sequence[RequestState]:
+        """Does to the instance, its cohort and the tally what so many of the steps do; those who end with the last."""
         instance, step, tally = coasting.instance, coasting.step, self._tally
-        cohort, ledger, size = instance.cohort, instance.ledger, instance.ledger.block_tokens
-        growing, ending = cohort.growing, cohort.ending
-        lane, sms, overlap, decodes = step.lane, step.sms, step.overlap, len(cohort.members)
-        number, waiting, index, layers = tally.lane(lane), len(instance.waiting), instance.index, instance.model_layers
-        add_row, observe = tally.rows.append, instance.observed.append
-        add_end, add_gap, add_count = cohort.end_s.append, cohort.gap_s.append, cohort.gap_count.append
-        predict, truth = self._predictor.decode_pace(decodes, sms, overlap), self._truth
-        measure = None if truth is None else truth.decode_pace(decodes, sms, overlap)
-        begun = started = cohort.started
-        last = -1 if most is None else begun + most
-        context, free, now, before, seconds = cohort.context_tokens, ledger.free, coasting.now_s, 0.0, 0.0
-        last_end_s = cohort.end_s[-1]
-        while now < begin_s and started != last:
-            needed = growing[(started + 1) % size]
-            if needed > free:
-                coasting.stopped = True
-                break
-            predicted, source = predict(context + decodes)
-            to_s = now + (predicted if measure is None else measure(context + decodes)[0])
-            if to_s > end_s or to_s >= before_s:
-                coasting.end_s = to_s
-                break
-            started, context, free, seconds, before = started + 1, context + decodes, free - needed, predicted, now
-            add_row((now, to_s, index, number, sms, 0, 0, decodes, context, layers, seconds, waiting, free, source))
-            observe((lane, decodes, context, overlap, sms, seconds, to_s - now))
-            add_end(to_s)
-            add_gap(to_s - last_end_s)
-            add_count(decodes)
-            now = last_end_s = to_s
-            if started in ending:
-                coasting.stopped = True
-                break
-        if started == begun:
-            return NOBODY
-        coasting.now_s, coasting.taken = now, coasting.taken + started - begun
-        ledger.take(ledger.free - free)
-        tally.settle()
-        instance.lanes[lane].ended(before, seconds, sms)
-        return cohort.coasted(started - begun, context)
+        contexts, predicted_s, sources, times_s, free_blocks = planned
+        cohort, lane, sms, decodes = instance.cohort, step.lane, step.sms, contexts.step
+        ends_s, rows, waiting = times_s[1 : steps + 1], tally.rows, len(instance.waiting)
+        if steps < len(contexts):
+            contexts, predicted_s, sources = contexts[:steps], predicted_s[:steps], sources[:steps]
+        what = (steps, times_s[0], instance.index, tally.lane(lane), sms, 0, 0, decodes, contexts[0])
+        rows.runs.append(new(StepRun, (*what, instance.model_layers, waiting)))
+        rows.ends_s += ends_s
+        rows.predicted_s += predicted_s
+        rows.free_blocks += free_blocks[1 : steps + 1]
+        rows.sources += sources
+        rows.settle()
+        seen = (lane, sms, decodes, step.overlap, contexts, predicted_s, times_s)
+        instance.observed.add(new(CoastedSteps, seen))
+        instance.ledger.take(free_blocks[0] - free_blocks[steps])
+        instance.lanes[lane].ended(times_s[steps - 1], predicted_s[-1], sms)
+        coasting.now_s, coasting.taken = ends_s[-1], coasting.taken + steps
+        coasting.stopped |= cohort.started + steps in cohort.ending
+        return cohort.coasted(ends_s, contexts[-1])

@@ -18,7 +18,7 @@ class GrowingColumns:
         self._room = FIRST_ROWS
         self._rows = 0
 
-    def extend(self, values: Sequence[Sequence[Any]]) -> None:
+    def extend(self, values: Sequence[Sequence[Any] | np.ndarray]) -> None:
         """Adds rows: of each column its values, in the columns' order."""
         end = self._rows + len(values[0])
         if end > self._room:

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-from policies.api import LINK, Chunk, Load, Memo, Observation, Outcome, RequestProgress, Role, Step
+from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
 from profiler.work import Overlap, Work
 from sim.ledger import BlockLedger
+from sim.observed import ObservedSteps
 from sim.prefixcache import CachedPrefix, PrefixCache
 from sim.state import DecodeCohort, Lane, RequestState
 
 new = tuple.__new__
 
-OBSERVED_STEPS = 64
 OBSERVED_OUTCOMES = 100
-
-CoastedStep = tuple[str, int, int, Overlap | None, int, float, float]
-"""An observation of a decode step alone: lane, requests, context, overlap, SMs, predicted and measured seconds."""
 
 
 class PolicyError(ValueError):
@@ -61,7 +58,7 @@ class Instance:
         self.prefilling: dict[int, RequestState] = {}
         self.incoming: dict[int, RequestState] = {}
         self.arriving: dict[int, RequestState] = {}
-        self.observed: deque[Observation | CoastedStep] = deque(maxlen=OBSERVED_STEPS)
+        self.observed = ObservedSteps()
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False

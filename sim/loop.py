@@ -348,7 +348,7 @@ class ServingLoop:
         )
         predicted_s += delay_s
         seen = (step.lane, work, step.sms, beside, beside_sms, predicted_s, end_s - start_s)
-        instance.observed.append(new(Observation, seen))
+        instance.observed.add(new(Observation, seen))
         row = (waiting, free_blocks, source)
         self._tally.ran(step.lane, work, start_s, end_s, instance.index, step.sms, predicted_s, row)
         if self._check_every_step:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+Counts = NDArray[np.int32] | NDArray[np.int64]
+
 STATES = ("finished", "rejected", "running", "waiting")
 """How a request stood when the run ended; ``Records.state`` indexes this."""
 
@@ -47,7 +49,7 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepLog:
-    """One row a step, in order of completion; every column has shape (n,).
+    """One row a step, in order of completion; every column has shape (n,), counts in 32 bits as a run leaves them.
 
     ``sms`` is the share a device of the instance gave it (0 on the link), ``layers`` how many of the model's
     layers it ran, ``predicted_s`` what its latency model said at launch; ``waiting`` and ``free_blocks`` are the
@@ -57,17 +59,17 @@ class StepLog:
     lane_names: tuple[str, ...]
     start_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
-    instance: NDArray[np.int64]
+    instance: Counts
     lane: NDArray[np.int8]
-    sms: NDArray[np.int64]
-    prefill_tokens: NDArray[np.int64]
-    prefill_requests: NDArray[np.int64]
-    decode_requests: NDArray[np.int64]
-    context_tokens: NDArray[np.int64]
-    layers: NDArray[np.int64]
+    sms: Counts
+    prefill_tokens: Counts
+    prefill_requests: Counts
+    decode_requests: Counts
+    context_tokens: Counts
+    layers: Counts
     predicted_s: NDArray[np.float64]
-    waiting: NDArray[np.int64]
-    free_blocks: NDArray[np.int64]
+    waiting: Counts
+    free_blocks: Counts
 
     def __len__(self) -> int:
         return len(self.start_s)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from operator import sub
 
 import numpy as np
 from numpy.typing import NDArray
@@ -301,12 +302,16 @@ class DecodeCohort:
             if request.itl_max_s is None or first_gap > request.itl_max_s:
                 request.itl_max_s = first_gap
 
-    def coasted(self, steps: int, context_tokens: int) -> Sequence[RequestState]:
-        """Counts steps whose ends and gaps have been noted, as if all members had had them; as ``finish_step``."""
+    def coasted(self, ends_s: list[float], context_tokens: int) -> Sequence[RequestState]:
+        """Steps of all members that ended at these times, one after another; as ``finish_step`` of the last."""
+        steps, decodes = len(ends_s), len(self.members)
+        self.gap_s += map(sub, ends_s, [self.end_s[-1], *ends_s[:-1]])
+        self.gap_count += [decodes] * steps
+        self.end_s += ends_s
         fresh, self.fresh, self._fresh_in_flight = self.fresh, [], []
         if fresh:
             self.gap_count[-steps] -= len(fresh)
-            self._first_gaps(fresh, self.end_s[-steps])
+            self._first_gaps(fresh, ends_s[0])
         self.started += steps
         self.completed += steps
         self.context_tokens = context_tokens

@@ -10,39 +10,19 @@ from numpy.typing import NDArray
 from policies.api import LINK
 from profiler.latency import Source
 from profiler.work import Work
-from sim.growing import GrowingColumns
 from sim.launch import Launch
 from sim.prefixcache import PrefixCache
 from sim.records import PrefixUse, RunResult, StepLog
 from sim.requestlog import RequestLog
 from sim.state import DecodeCohort, RequestState, counted
-
-FLUSH_STEPS = 4096
-"""Steps kept as rows before they become columns: few enough to be small, many enough to be quick."""
+from sim.steprows import StepRows, StepRun
 
 SPAN_STEPS = 1 << 20
 """Steps whose SM-seconds are added up at once."""
 
 Places = NDArray[np.intp]
 
-StepRow = tuple[float, float, int, int, int, int, int, int, int, int, float, int, int, Source]
-"""A step, in the order of the columns below, and what its prediction rests on; see :class:`sim.records.StepLog`."""
-
-_COLUMNS: dict[str, type[np.generic]] = {
-    "start_s": np.float64,
-    "end_s": np.float64,
-    "instance": np.int64,
-    "lane": np.int8,
-    "sms": np.int64,
-    "prefill_tokens": np.int64,
-    "prefill_requests": np.int64,
-    "decode_requests": np.int64,
-    "context_tokens": np.int64,
-    "layers": np.int64,
-    "predicted_s": np.float64,
-    "waiting": np.int64,
-    "free_blocks": np.int64,
-}
+make = tuple.__new__
 
 
 class Tally:
@@ -50,10 +30,8 @@ class Tally:
 
     def __init__(self, *, model_layers: int, keep_token_times: bool) -> None:
         self._model_layers = model_layers
-        self.rows: list[StepRow] = []
-        self._columns = GrowingColumns(_COLUMNS)
+        self.rows = StepRows()
         self._lanes: dict[str, int] = {}
-        self._source_s: dict[str, float] = {}
         self._token_times: defaultdict[str, list[float]] | None = defaultdict(list) if keep_token_times else None
 
     def lane(self, name: str) -> int:
@@ -84,29 +62,15 @@ class Tally:
         number = self._lanes.get(lane)
         if number is None:
             number = self.lane(lane)
-        sizes = (new, len(prefill), decodes, context, layers, predicted_s)
-        self.rows.append((start_s, end_s, instance, number, sms, *sizes, *seen))
-        if len(self.rows) >= FLUSH_STEPS:
-            self._flush()
-
-    def settle(self) -> None:
-        """Turns the rows at hand into columns once there are many: whoever has added some says so."""
-        if len(self.rows) >= FLUSH_STEPS:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Turns the rows at hand into columns."""
-        if not self.rows:
-            return
-        *values, sources = zip(*self.rows, strict=True)
-        self.rows.clear()
-        self._columns.extend(values)
-        seconds = np.array(values[1]) - np.array(values[0])
-        labels = np.array(sources)
-        for source in dict.fromkeys(sources):
-            # One after another, so that the sum does not depend on where a block ends.
-            so_far = [self._source_s.get(source, 0.0)]
-            self._source_s[source] = float(np.cumsum(np.concatenate([so_far, seconds[labels == source]]))[-1])
+        waiting, free_blocks, source = seen
+        rows = self.rows
+        what = (1, start_s, instance, number, sms, new, len(prefill), decodes, context, layers, waiting)
+        rows.runs.append(make(StepRun, what))
+        rows.ends_s.append(end_s)
+        rows.predicted_s.append(predicted_s)
+        rows.free_blocks.append(free_blocks)
+        rows.sources.append(source)
+        rows.settle()
 
     def emitted(self, request: RequestState, at_s: float) -> None:
         """Notes a token that ended a prefill."""
@@ -140,7 +104,7 @@ class Tally:
             steps=steps,
             itl_s=seconds,
             itl_count=counts,
-            source_s=dict(self._source_s),
+            source_s=self.rows.source_s,
             end_s=end_s,
             sm_seconds=sum(_sm_seconds(steps, cut_off, end_s, index, sms) for index in range(instances)),
             instances=instances,
@@ -150,8 +114,7 @@ class Tally:
         )
 
     def _steps(self) -> StepLog:
-        self._flush()
-        return StepLog(lane_names=tuple(self._lanes), **self._columns.whole())
+        return StepLog(lane_names=tuple(self._lanes), **self.rows.whole())
 
 
 def _prefix_use(caches: list[PrefixCache]) -> PrefixUse | None:

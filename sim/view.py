@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import cast, overload
+from typing import cast
 
 from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
 from profiler.latency import LatencyModel
-from profiler.work import Work
-from sim.instance import CoastedStep, Instance
+from sim.instance import Instance
 from sim.ledger import BlockLedger
 from sim.state import DecodeCohort, Lane
 
@@ -22,33 +20,6 @@ class Clock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-
-
-class ObservedSteps(Sequence[Observation]):
-    """The last finished steps, oldest first; those of a coast become Observations only when somebody looks."""
-
-    __slots__ = ("_finished",)
-
-    def __init__(self, finished: deque[Observation | CoastedStep]) -> None:
-        self._finished = finished
-
-    def __len__(self) -> int:
-        return len(self._finished)
-
-    @overload
-    def __getitem__(self, index: int) -> Observation: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Observation]: ...
-    def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        finished = self._finished[index]
-        if isinstance(finished, Observation):
-            return finished
-        lane, decodes, context, overlap, sms, predicted_s, measured_s = finished
-        work = Work((), decodes, context, None, True, 0, overlap)
-        seen = self._finished[index] = Observation(lane, work, sms, None, 0, predicted_s, measured_s)
-        return seen
 
 
 class InstanceView:
@@ -88,7 +59,7 @@ class InstanceView:
         put(self, "prefilling", MappingProxyType(instance.prefilling))
         put(self, "decoding", MappingProxyType(instance.cohort.members))
         put(self, "incoming", MappingProxyType(instance.incoming))
-        put(self, "observed", ObservedSteps(instance.observed))
+        put(self, "observed", instance.observed)
         put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
         put(self, "total_blocks", instance.ledger.total)
         put(self, "block_tokens", instance.ledger.block_tokens)

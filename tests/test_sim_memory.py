@@ -10,7 +10,7 @@ from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from profiler import roofline
-from sim import growing, requestlog, state, tally
+from sim import growing, requestlog, state, steprows, tally
 from sim.executor import SimExecutor
 from sim.limits import Limits
 from sim.loop import ServingLoop
@@ -44,7 +44,7 @@ def test_where_parts_end_changes_nothing(monkeypatch: pytest.MonkeyPatch, policy
     whole: RunResult = loop_of(policy, instances).run()
     monkeypatch.setattr(state, "KEPT_STEPS", 64)
     monkeypatch.setattr(requestlog, "FLUSH_ROWS", 7)
-    monkeypatch.setattr(tally, "FLUSH_STEPS", 10)
+    monkeypatch.setattr(steprows, "FLUSH_STEPS", 10)
     monkeypatch.setattr(tally, "SPAN_STEPS", 100)
     monkeypatch.setattr(growing, "FIRST_ROWS", 5)
     loop = loop_of(policy, instances)

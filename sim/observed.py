@@ -1,0 +1,71 @@
+"""The last finished steps of an instance, as a policy sees them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
+
+from policies.api import Observation
+from profiler.work import Overlap, Work
+
+OBSERVED_STEPS = 64
+
+
+class CoastedSteps(NamedTuple):
+    """Decode steps alone, one after another: their contexts and predicted seconds, and ``times_s`` at which they ended.
+
+    The first of ``times_s`` is when the first step began: one more than there are steps.
+    """
+
+    lane: str
+    sms: int
+    decodes: int
+    overlap: Overlap | None
+    contexts: range
+    predicted_s: list[float]
+    times_s: list[float]
+
+    def observations(self) -> Iterator[Observation]:
+        """One by one, no more than are kept."""
+        lane, sms, decodes, overlap, contexts, predicted_s, times_s = self
+        for place in range(max(0, len(contexts) - OBSERVED_STEPS), len(contexts)):
+            work = Work((), decodes, contexts[place], None, True, 0, overlap)
+            measured_s = times_s[place + 1] - times_s[place]
+            yield Observation(lane, work, sms, None, 0, predicted_s[place], measured_s)
+
+
+class ObservedSteps(Sequence[Observation]):
+    """The last finished steps, oldest first; what coasts have done becomes Observations only when somebody looks."""
+
+    __slots__ = ("_finished", "_unseen", "add")
+
+    def __init__(self) -> None:
+        self._finished: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
+        # Each of these is one step or more, so that the last ones are always among them.
+        self._unseen: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
+        self.add = self._unseen.append
+
+    def _seen(self) -> deque[Observation]:
+        finished, unseen = self._finished, self._unseen
+        if unseen:
+            for item in unseen:
+                if isinstance(item, Observation):
+                    finished.append(item)
+                else:
+                    finished.extend(item.observations())
+            unseen.clear()
+        return finished
+
+    def __len__(self) -> int:
+        return len(self._seen())
+
+    @overload
+    def __getitem__(self, index: int) -> Observation: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Observation]: ...
+    def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
+        finished = self._seen()
+        if isinstance(index, slice):
+            return [finished[i] for i in range(*index.indices(len(finished)))]
+        return finished[index]

@@ -1,0 +1,111 @@
+"""Rows of steps on their way into columns. Steps that differ in little more than their times are added together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_args
+
+import numpy as np
+
+from profiler.latency import Source
+from sim.growing import GrowingColumns
+
+FLUSH_STEPS = 4096
+"""Steps kept as rows before they become columns: few enough to be small, many enough to be quick."""
+
+_COLUMNS: dict[str, type[np.generic]] = {
+    "start_s": np.float64,
+    "end_s": np.float64,
+    "instance": np.int32,
+    "lane": np.int8,
+    "sms": np.int32,
+    "prefill_tokens": np.int32,
+    "prefill_requests": np.int32,
+    "decode_requests": np.int32,
+    "context_tokens": np.int32,
+    "layers": np.int32,
+    "predicted_s": np.float64,
+    "waiting": np.int32,
+    "free_blocks": np.int32,
+}
+
+_SOURCES: tuple[Source, ...] = get_args(Source)
+_CODES = {source: code for code, source in enumerate(_SOURCES)}
+
+
+class StepRun(NamedTuple):
+    """What so many ``steps`` have in common. Each begins as the one before ends.
+
+    ``context_tokens`` are those of the first; of the others each has one more for each decoding request.
+    """
+
+    steps: int
+    start_s: float
+    instance: int
+    lane: int
+    sms: int
+    prefill_tokens: int
+    prefill_requests: int
+    decode_requests: int
+    context_tokens: int
+    layers: int
+    waiting: int
+
+
+class StepRows:
+    """``runs``, and of each step in them: its end, predicted seconds, free blocks and what the prediction rests on.
+
+    Whoever has added to these says so with ``settle``.
+    """
+
+    def __init__(self) -> None:
+        self.runs: list[StepRun] = []
+        self.ends_s: list[float] = []
+        self.predicted_s: list[float] = []
+        self.free_blocks: list[int] = []
+        self.sources: list[Source] = []
+        self._columns = GrowingColumns(_COLUMNS)
+        self._seconds = [0.0] * len(_SOURCES)
+        self._met: dict[Source, None] = {}
+
+    def settle(self) -> None:
+        """Turns what is at hand into columns once there is much."""
+        if len(self.ends_s) >= FLUSH_STEPS:
+            self._flush()
+
+    def whole(self) -> dict[str, np.ndarray]:
+        """The columns, of shape (n,); nothing is to be added after that."""
+        if self.runs:
+            self._flush()
+        return self._columns.whole()
+
+    @property
+    def source_s(self) -> dict[str, float]:
+        """Seconds of steps in columns by what their prediction rests on."""
+        return {source: self._seconds[_CODES[source]] for source in self._met}
+
+    def _flush(self) -> None:
+        steps, first_s, *constant = (np.array(values) for values in zip(*self.runs, strict=True))
+        begins = np.cumsum(steps) - steps
+        end_s = np.array(self.ends_s)
+        start_s = np.empty_like(end_s)
+        start_s[1:] = end_s[:-1]
+        start_s[begins] = first_s
+        instance, lane, sms, tokens, requests, decodes, context, layers, waiting = (
+            np.repeat(values, steps) for values in constant
+        )
+        context += decodes * (np.arange(len(end_s)) - np.repeat(begins, steps))
+        predicted_s, free_blocks = np.array(self.predicted_s), np.array(self.free_blocks)
+        shape = (instance, lane, sms, tokens, requests, decodes, context, layers)
+        self._columns.extend((start_s, end_s, *shape, predicted_s, waiting, free_blocks))
+        self._add_up(end_s - start_s)
+        for values in (self.runs, self.ends_s, self.predicted_s, self.free_blocks, self.sources):
+            values.clear()
+
+    def _add_up(self, seconds: np.ndarray) -> None:
+        codes = np.array([_CODES[source] for source in self.sources], np.int8)
+        for source in dict.fromkeys(self.sources):
+            self._met[source] = None
+            code = _CODES[source]
+            # One after another, so that the sum does not depend on where a block ends.
+            parts = np.concatenate([[self._seconds[code]], seconds[codes == code]])
+            self._seconds[code] = float(np.cumsum(parts)[-1])
