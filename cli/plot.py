@@ -37,7 +37,7 @@ def plot(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Draw a figure, or write a run's steps for Perfetto."""
-    from cli.output import print_json
+    from cli.output import print_json, searching
     from sim.rundir import load_run
 
     if kind not in (Kind.timeline, Kind.prediction) and (start is not None or end is not None):
@@ -48,8 +48,9 @@ def plot(
         from sim.plots.style import save
 
         curves = kind in (Kind.frontier, Kind.latency)
-        figure = _curves(kind, directory) if curves else _over_time(kind, load_run(directory), start or 0.0, end)
-        paths = list(save(figure, out or directory / f"{kind}.pdf"))
+        with searching("drawing", quiet=json):
+            figure = _curves(kind, directory) if curves else _over_time(kind, load_run(directory), start or 0.0, end)
+            paths = list(save(figure, out or directory / f"{kind}.pdf"))
     if json:
         print_json({"files": [str(path) for path in paths]})
         return

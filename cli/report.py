@@ -22,7 +22,7 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Write one HTML page that needs no other file and no network."""
-    from cli.output import print_json
+    from cli.output import print_json, searching
     from cli.writable import check_writable
     from sim.report.sources import Kind, kind_of, simulated_page
     from sim.rundir import replacing
@@ -37,7 +37,9 @@ def report(
     if kind is Kind.validation:
         text = _validation(paths[0], quiet=quiet or json)
     else:
-        text = simulated_page(paths, kind, _again(paths[0], quiet=quiet or json) if distributions else None)
+        again = _again(paths[0], quiet=quiet or json) if distributions else None
+        with searching("making the page", quiet=quiet or json):
+            text = simulated_page(paths, kind, again)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         partial.write_text(text, encoding="utf-8")
