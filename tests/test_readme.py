@@ -1,4 +1,4 @@
-"""README's table of knees is the demo's, as ``make figures`` left it beside the pictures."""
+"""What README and docs say of other things than commands: the demo's knees, sources of a comparison, all pages."""
 
 from __future__ import annotations
 
@@ -24,3 +24,16 @@ def test_the_table_of_knees_is_what_the_demo_printed():
             row = knees[workload, policy]
             assert row["knee_kind"] == "crossing"
             assert cell == f"{float(row['knee_per_s_per_gpu']):#.3g}"
+
+
+def test_every_source_of_the_comparison_is_listed_and_used():
+    text = (ROOT / "docs" / "comparison.md").read_text(encoding="utf-8")
+    body, _, listed = text.partition("## What was read")
+    cited = {mark for marks in re.findall(r"\[((?:[A-Z]\d(?:, )?)+)\]", body) for mark in marks.split(", ")}
+    assert cited == set(re.findall(r"^\| ([A-Z]\d) \|", listed, re.MULTILINE))
+
+
+def test_the_index_of_docs_names_every_page_once():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md")
+    assert sorted(re.findall(r"^\| \[[^\]]*\]\((\w+\.md)\)", index, re.MULTILINE)) == pages
