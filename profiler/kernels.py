@@ -133,6 +133,7 @@ def decode_attention(
 
 
 def decode_rates(heads: int, kv_heads: int, head_dim: int, kv_dtype: DType) -> DecodeAttention:
+    """What one layer's decode attention takes of compute and memory, by token and by request."""
     width = heads * head_dim
     kv_bytes = 2 * kv_heads * head_dim * DTYPE_BYTES[kv_dtype]
     return DecodeAttention(4.0 * width, kv_bytes, 2.0 * width * ACTIVATION_BYTES)

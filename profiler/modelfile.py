@@ -51,10 +51,14 @@ Knots = Annotated[list[Annotated[float, Field(ge=1, le=LARGEST_SIZE)]], Field(mi
 
 
 class Part(BaseModel):
+    """What all parts have in common: strict types, no unknown names, no NaN."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class DevicePart(Part):
+    """:class:`profiler.specs.DeviceSpec`, and where its numbers come from."""
+
     name: Annotated[str, Field(min_length=1, max_length=100)]
     sms: Sms
     bf16_flops: Rate
@@ -73,6 +77,8 @@ class DevicePart(Part):
 
 
 class ProvenancePart(Part):
+    """What was measured, when, and with which versions it was fitted."""
+
     device: str = ""
     source: str = ""
     origin: str = ""
@@ -99,12 +105,16 @@ class ErrorsPart(Part):
 
 
 class BandwidthPart(Part):
+    """:class:`profiler.devicecalibration.Bandwidth`."""
+
     knee_sms: Annotated[float, Field(ge=0.01, le=10_000)]
     sharpness: Annotated[float, Field(ge=0.1, le=64)]
     origin: Origin
 
 
 class ContentionPart(Part):
+    """:class:`profiler.devicecalibration.Contention`."""
+
     decode: Loss
     prefill: Loss
     decode_any: Loss
@@ -114,12 +124,16 @@ class ContentionPart(Part):
 
 
 class HostPart(Part):
+    """:class:`profiler.devicecalibration.Host`."""
+
     pass_s: Seconds
     launch_s: Seconds
     origin: Origin
 
 
 class UnmeasuredPart(Part):
+    """:class:`profiler.devicecalibration.Unmeasured`."""
+
     gemm: Share
     attention: Share
     bandwidth: Share
@@ -131,6 +145,8 @@ PAIR = Field(strict=False)
 
 
 class CompositionPart(Part):
+    """:class:`profiler.devicecalibration.Composition`, by SMs."""
+
     seconds: list[Annotated[tuple[Sms, Seconds], PAIR]]
     prefill: list[Annotated[tuple[Sms, Scale], PAIR]]
     decode: list[Annotated[tuple[Sms, Scale], PAIR]]
@@ -138,6 +154,8 @@ class CompositionPart(Part):
 
 
 class MixedPart(Part):
+    """:class:`profiler.mixed.MixedAttention`."""
+
     new_tokens: Knots
     requests: Knots
     contexts: Knots
@@ -145,6 +163,8 @@ class MixedPart(Part):
 
 
 class TreesPart(Part):
+    """:class:`profiler.trees.Trees`, packed."""
+
     baseline: Log
     thresholds: list[list[float]]
     trees: Annotated[int, Field(ge=1, le=10_000)]
@@ -152,11 +172,15 @@ class TreesPart(Part):
 
 
 class PointsPart(Part):
+    """:class:`profiler.calibration.MeasuredPoints`."""
+
     shapes: Annotated[list[list[Size]], Field(min_length=1)]
     residuals: list[list[Log | None]]
 
 
 class OpPart(Part):
+    """:class:`profiler.calibration.OpCalibration`."""
+
     floor_s: Seconds
     constant: Log
     trees: TreesPart | None

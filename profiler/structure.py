@@ -84,6 +84,7 @@ def features(op: str, shapes: Shapes, base: Floats, device: DeviceSpec) -> Float
 
 
 def dtype_of(dtype_bytes: float) -> DType:
+    """The type of operands of so many bytes."""
     return next(name for name, size in DTYPE_BYTES.items() if size == round(dtype_bytes))
 
 

@@ -53,6 +53,7 @@ class Table:
 
 
 def must_exist(path: Path) -> None:
+    """Raises ValueError unless ``path`` is a file."""
     if not path.is_file():
         what = "a folder" if path.is_dir() else "no such file"
         raise ValueError(f"{path}: {what}; give a table as .csv, .csv.gz or .parquet")
@@ -88,6 +89,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def sha256(path: Path) -> str:
+    """The hash of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -49,4 +49,5 @@ def summary_lines(found: Study) -> list[str]:
 
 
 def shortened(name: str) -> str:
+    """A policy's label, cut to its column."""
     return name if len(name) <= POLICY_WIDTH else name[: POLICY_WIDTH - 1] + "\N{HORIZONTAL ELLIPSIS}"

@@ -27,6 +27,7 @@ def verdict(panel: Panel) -> str:
 
 
 def shown(knee: Knee | None) -> str:
+    """A knee as text, with its sign where it lies beyond the rates tested; a dash for none."""
     return "-" if knee is None else str(knee)
 
 

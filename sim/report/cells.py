@@ -78,6 +78,7 @@ def chosen() -> Markup:
 
 
 def settings_table(shared: Mapping[str, str]) -> Markup:
+    """What all cells have in common."""
     return table(("setting", "of all cells"), shared.items(), left=2)
 
 

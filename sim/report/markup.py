@@ -22,6 +22,7 @@ def text(value: object) -> Markup:
 
 
 def joined(parts: Iterable[object]) -> Markup:
+    """The parts one after another."""
     return Markup("".join(text(part) for part in parts))
 
 

@@ -26,6 +26,7 @@ def seconds(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
+    """A share in percent, to a tenth; a dash for none."""
     return DASH if value is None else f"{100 * value:.1f} %"
 
 

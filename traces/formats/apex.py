@@ -11,6 +11,7 @@ NEEDED = ("ContextTokens", "GeneratedTokens", "StartTimeOffset")
 
 
 def read(path: Path, options: ReadOptions) -> Rows:
+    """The requests of an APEX file. Raises TraceError naming file, row and column."""
     table = read_table(path, NEEDED, "apex")
     return Rows(
         prompt_tokens=table.tokens("ContextTokens"),

@@ -16,6 +16,7 @@ NEEDED = ("Timestamp", "Request tokens", "Response tokens")
 
 
 def read(path: Path, options: ReadOptions) -> Rows:
+    """The requests of a BurstGPT file. Raises TraceError naming file, row and column."""
     table = read_table(path, NEEDED, "burstgpt")
     sessions = [text or None for text in table.texts("Session ID")] if table.has("Session ID") else None
     return Rows(

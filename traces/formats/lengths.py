@@ -17,6 +17,7 @@ EXCHANGES = ("conversation", "prompt_tokens", "output_tokens")
 
 
 def read_vidur(path: Path, options: ReadOptions) -> Rows:
+    """The requests of a processed trace of Vidur. Raises TraceError naming file, row and column."""
     table = read_table(path, VIDUR, "vidur")
     return Rows(
         prompt_tokens=table.tokens("num_prefill_tokens"),
@@ -26,6 +27,7 @@ def read_vidur(path: Path, options: ReadOptions) -> Rows:
 
 
 def read_exchanges(path: Path, options: ReadOptions) -> Rows:
+    """Lengths by conversation, without arrivals. Raises TraceError naming file, row and column."""
     table = read_table(path, EXCHANGES, "exchanges")
     return Rows(
         prompt_tokens=table.tokens("prompt_tokens"),

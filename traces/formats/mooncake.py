@@ -18,6 +18,7 @@ BLOCK_TOKENS = 512
 
 
 def read(path: Path, options: ReadOptions) -> Rows:
+    """The requests of a Mooncake file, with hashed blocks where it has them. Raises TraceError naming file and line."""
     lines = read_lines(path)
     hashed = "hash_ids" in lines[0].values
     return Rows(

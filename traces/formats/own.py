@@ -23,6 +23,7 @@ METADATA = b"bulletsim"
 
 
 def read_csv(path: Path, options: ReadOptions) -> Rows:
+    """The requests of a CSV in our own form. Raises TraceError naming file, row and column."""
     table = read_table(path, NEEDED, "csv")
     _check_names(path, table.columns)
     blocks = None
@@ -32,6 +33,7 @@ def read_csv(path: Path, options: ReadOptions) -> Rows:
 
 
 def read_parquet(path: Path, options: ReadOptions) -> Rows:
+    """The requests of a Parquet file in our own form. Raises TraceError naming file, row and column."""
     stored, about = _stored(path)
     missing = [name for name in NEEDED if name not in stored.column_names]
     if missing:

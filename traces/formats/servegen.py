@@ -40,10 +40,12 @@ class _Window:
 
 
 def is_folder(path: Path) -> bool:
+    """Whether a folder is of one ServeGen model."""
     return any(path.glob("chunk-*-trace.csv"))
 
 
 def read(path: Path, options: ReadOptions) -> Rows:
+    """Requests drawn from the clients of a ServeGen model's folder. Raises TraceError naming file and fault."""
     if not path.is_dir() or not is_folder(path):
         raise TraceError(f"{path}: no folder of chunk-*-trace.csv; give the folder of one ServeGen model")
     if not (0 < options.scale < float("inf")):

@@ -16,6 +16,7 @@ KEYS = ("input_toks", "output_toks", "queued_ts")
 
 
 def read(path: Path, options: ReadOptions) -> Rows:
+    """The requests of a vLLM run's log. Raises TraceError naming file and line."""
     lines = read_lines(path)
     queued = np.array([line.time("queued_ts") for line in lines])
     named = all("request_id" in line.values for line in lines)
