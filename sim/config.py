@@ -131,6 +131,12 @@ NOT_ESTIMATED = (*BetweenSteps._fields, "reserve_tokens")
 class RunConfig(Settings):
     """One run.
 
+    trace: a file, ``workload:NAME`` for a built-in workload, or the name of a public trace that was fetched.
+    requests: how many of it; None takes all of a file and 1,000 of a workload. seed: of all that is drawn.
+    policy: a name or ``path.py:Class``, alone or with settings.
+    model, device: built-in names; a model may also be a config.json.
+    tensor_parallel: devices an instance. instances: replicas, or with disaggregation x + y.
+    slo: the limits that policies aim at and metrics are taken by. latency: what steps run by.
     arrivals: how requests arrive, in the words of ``bulletsim traces``; None keeps the trace's own times.
     rate: requests a second over all instances; with arrivals left out, recorded times are rescaled to it
         and a trace of lengths alone gets Poisson arrivals at it.
