@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(RUN)/bulletsim demo
 
 test: lint typecheck
-	$(RUN)/python -m pytest --nbmake -n 2 -q
+	$(RUN)/python -m pytest --nbmake --nbmake-timeout=120 -n 2 -q
 
 notebooks: $(VENV)/.installed-notebooks
 	$(RUN)/jupyter lab notebooks
