@@ -3,111 +3,112 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from profiler.decodepass import Pieces
 from profiler.everyshare import CODES, SOURCES, Floats, on_every_share
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
-from profiler.latency import Source
 from profiler.tables import put
-from profiler.times import Times
 
-MOST_BATCHES = 2048
-"""Sizes of batches whose pieces are kept: each takes some 20 kB."""
+BLOCK = 64
+"""Sizes of batches that are tabulated together, which takes little longer than one of them."""
 
-
-class Segment(NamedTuple):
-    """Decoding from a context on: seconds, and those bound by DRAM, linear in the context."""
-
-    seconds: float
-    seconds_a_token: float
-    dram: float
-    dram_a_token: float
-    source: Source
+MOST_BLOCKS, MOST_BATCHES = 32, 2048
+"""Of which the pieces are kept: a batch takes some 20 kB."""
 
 
-Pieces = tuple[list[int], list[Segment]]
-"""The contexts from which pieces begin, and the pieces; the last one goes on for ever."""
+class DecodeKnots(NamedTuple):
+    """Decode attention of several batches at the contexts where its one alpha is known: batches x contexts.
+
+    contexts: tokens of each request. sources: codes of what alphas rest on.
+    """
+
+    contexts: list[float]
+    alphas: Floats
+    sources: NDArray[np.int8]
 
 
-class DecodePass(NamedTuple):
-    """A pass that only decodes: pieces of attention, and a layer without it, the embedding and the head."""
+class DecodeCalibration(Protocol):
+    """See :class:`profiler.steptable.Calibration`."""
 
-    starts: list[int]
-    segments: list[Segment]
-    layer: Times
-    embedding: Times
-    head: Times
+    def context_knots(self, kernel: Kernel) -> list[float]: ...
 
-    def at(self, context: int, layers: int) -> tuple[float, float, Source]:
-        """(seconds, those of them bound by DRAM, what most rest on) at a context no shorter than the batch."""
-        starts, segments, layer, embedding, head = self
-        seconds, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
-        seconds += context * a_token
-        dram += context * dram_a_token
-        if layer[0] >= seconds:
-            source = layer[2]
-        return (
-            layers * (seconds + layer[0]) + embedding[0] + head[0],
-            layers * (dram + layer[1]) + embedding[1] + head[1],
-            source,
-        )
+    def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None: ...
 
 
 class _Lines(NamedTuple):
-    """The pieces of a batch on all shares: SMs x pieces."""
+    """The pieces of some batches on all shares: batches x SMs x pieces. ``in_dram``: whether DRAM bounds a piece."""
 
-    starts: list[int]
+    starts: list[list[int]]
     at_zero: Floats
     a_token: Floats
-    dram_at_zero: Floats
-    dram_a_token: Floats
-    sources: Floats
+    in_dram: NDArray[np.bool_]
+    sources: NDArray[np.int8]
 
-    def on(self, sms: int) -> Pieces:
-        columns = (self.at_zero, self.a_token, self.dram_at_zero, self.dram_a_token)
-        sources = [SOURCES[code] for code in self.sources[sms].tolist()]
-        return self.starts, list(map(Segment, *(column[sms].tolist() for column in columns), sources))
+    def on(self, batch: int, sms: int) -> Pieces:
+        at_zero, a_token = self.at_zero[batch, sms].tolist(), self.a_token[batch, sms].tolist()
+        in_dram, sources = self.in_dram[batch, sms], [SOURCES[code] for code in self.sources[batch, sms].tolist()]
+        if in_dram.all():
+            return Pieces(self.starts[batch], at_zero, a_token, at_zero, a_token, sources)
+        dram, dram_a_token = (np.where(in_dram, of, 0.0).tolist() for of in (at_zero, a_token))
+        return Pieces(self.starts[batch], at_zero, a_token, dram, dram_a_token, sources)
+
+
+def _lines(sizes: Floats, seconds: Floats, dram: NDArray[np.bool_], sources: NDArray[np.int8]) -> _Lines:
+    """Pieces between points: ``sizes``, their contexts, batches x points; the others batches x points x SMs."""
+    a_token = np.diff(seconds, axis=1) / np.diff(sizes, axis=1)[:, :, None]
+    at_zero = seconds[:, :-1] - a_token * sizes[:, :-1, None]
+    # What lies between two known points is neither, and rests on what is known less well.
+    weaker = np.maximum(np.maximum(sources[:, :-1], sources[:, 1:]), CODES["interpolated"])
+    # Contexts are whole, and whole numbers compare faster with each other than with floats.
+    starts = np.ceil(sizes[:, :-1]).astype(np.int64).tolist()
+    return _Lines(starts, _by_share(at_zero), _by_share(a_token), _by_share(dram[:, 1:]), _by_share(weaker))
+
+
+def _by_share(table: NDArray[Any]) -> NDArray[Any]:
+    """Batches x SMs x pieces, where what is asked together lies together."""
+    return np.ascontiguousarray(table.swapaxes(1, 2))
 
 
 class DecodeTable:
-    """One layer's decode attention of one shard.
+    """One layer's decode attention of one shard. ``known`` holds pieces by SMs and requests."""
 
-    ``knots`` gives the context tokens of a decode attention at which its alphas are known, ascending, and alphas are
-    linear between them; None where there are no measurements. ``known`` holds pieces by SMs and requests.
-    """
-
-    __slots__ = ("_calibrated", "_clock", "_knots", "_lines", "_points", "_shard", "known")
+    __slots__ = ("_blocks", "_calibrated", "_calibration", "_clock", "_points", "_shard", "_singles", "known")
 
     def __init__(
         self,
         shard: Shard,
         clock: KernelClock,
         calibrated: Callable[[list[Kernel]], list[Kernel]],
-        knots: Callable[[Kernel], Sequence[float]] | None,
+        calibration: DecodeCalibration | None,
     ) -> None:
         self._shard = shard
         self._clock = clock
         self._calibrated = calibrated
-        self._knots = knots
-        self._lines: dict[int, _Lines] = {}
+        self._calibration = calibration
+        self._blocks: dict[int, _Lines | None] = {}
+        self._singles: dict[int, _Lines] = {}
         self._points: dict[int, list[Kernel]] = {}
         self.known: list[dict[int, Pieces]] = [{} for _ in range(shard.device.sms + 1)]
 
     def add(self, requests: int, sms: int) -> Pieces:
         """Pieces between the contexts at which decode attention is known."""
-        if self._knots is None:
+        block, place = divmod(requests, BLOCK)
+        if block not in self._blocks:
+            put(self._blocks, block, self._block(range(max(1, block * BLOCK), (block + 1) * BLOCK)), MOST_BLOCKS)
+        lines = self._blocks[block]
+        if lines is not None:
+            return put(self.known[sms], requests, lines.on(place - (block == 0), sms))
+        if self._calibration is None:
             # Where compute takes over from DRAM differs from share to share.
-            lines = self._make_lines(self.points(requests, sms))
-        else:
-            lines = self._lines.get(requests) or put(
-                self._lines, requests, self._make_lines(self.points(requests, sms)), MOST_BATCHES
-            )
-        return put(self.known[sms], requests, lines.on(sms))
+            return put(self.known[sms], requests, self._single(requests, sms).on(0, sms))
+        lines = self._singles.get(requests) or put(self._singles, requests, self._single(requests, sms), MOST_BATCHES)
+        return put(self.known[sms], requests, lines.on(0, sms))
 
     def points(self, requests: int, sms: int) -> list[Kernel]:
         """Decode attention at its knots: the least context, those that are known, and one beyond."""
@@ -116,26 +117,40 @@ class DecodeTable:
             attention = self._shard.attention_decode
             contexts = [requests, *self._contexts(attention(requests, requests), sms)]
             known = self._calibrated([attention(requests, context) for context in (*contexts, 2 * contexts[-1])])
-            if self._knots is not None:
+            if self._calibration is not None:
                 put(self._points, requests, known)
         return known
 
-    def _contexts(self, decode: Kernel, sms: int) -> list[float]:
+    def _contexts(self, decode: Kernel, sms: int) -> Sequence[float]:
         requests = decode.dims[0]
-        if self._knots is not None:
-            return [knot for knot in self._knots(decode) if knot > requests]
+        if self._calibration is not None:
+            return [knot for knot in self._calibration.context_knots(decode) if knot > requests]
         crossing = self._clock.ridge_context(self._shard.decode_attention, requests, sms)
-        return [crossing] if requests < crossing < float("inf") else []
+        return [crossing] if requests < crossing < math.inf else []
 
-    def _make_lines(self, points: list[Kernel]) -> _Lines:
+    def _single(self, requests: int, sms: int) -> _Lines:
+        points = self.points(requests, sms)
+        sizes = np.array([[kernel.size for kernel in points]])
         seconds, dram, sources = on_every_share(self._clock, points)
-        sizes = np.array([kernel.size for kernel in points])[:, None]
-        a_token = np.diff(seconds, axis=0) / np.diff(sizes, axis=0)
-        at_zero = seconds[:-1] - a_token * sizes[:-1]
-        moves = dram[1:]
-        # What lies between two known points is neither, and rests on what is known less well.
-        weaker = np.maximum(np.maximum(sources[:-1], sources[1:]), CODES["interpolated"])
-        # Contexts are whole, and whole numbers compare faster with each other than with floats.
-        starts = [math.ceil(kernel.size) for kernel in points[:-1]]
-        tables = (at_zero, a_token, np.where(moves, at_zero, 0.0), np.where(moves, a_token, 0.0), weaker)
-        return _Lines(starts, *(np.ascontiguousarray(table.T) for table in tables))
+        return _lines(sizes, seconds[None], dram[None], sources[None])
+
+    def _block(self, requests: range) -> _Lines | None:
+        """:meth:`_single` of many batches."""
+        if self._calibration is None:
+            return None
+        kernel = self._shard.attention_decode(1, 1)
+        knots = self._calibration.decode_knots(kernel, requests)
+        if knots is None:
+            return None
+        clock, rates, shares = self._clock, self._shard.decode_attention, np.arange(self._shard.device.sms + 1)
+        shares[0] = 1
+        batches = np.array(requests)[:, None]
+        sizes = batches * np.array([knots.contexts], dtype=np.float64)
+        moved = sizes * rates.bytes_per_token + batches * rates.bytes_per_request
+        moving = moved[:, :, None] / np.array((1.0, *clock.bandwidth[1:]))
+        rate = clock.flops[kernel.kind, kernel.dtype] / self._shard.device.sms
+        computing = (sizes * rates.flops_per_token)[:, :, None] / (rate * shares)
+        formula = clock.floors.get(kernel.op, 0.0) + np.maximum(moving, computing)
+        sources = np.full(formula.shape, CODES["extrapolated"], dtype=np.int8)
+        sources[:, :, clock.shares[kernel.op][-1]] = knots.sources
+        return _lines(sizes, formula * knots.alphas[:, :, None], computing <= moving, sources)

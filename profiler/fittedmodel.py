@@ -13,6 +13,7 @@ from profiler.presets import model as model_preset
 from profiler.shardcalibration import ShardCalibration
 from profiler.specs import DType, ModelSpec
 from profiler.steptable import StepTable
+from profiler.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,9 @@ class FittedModel(KernelSumModel):
 
     def _make_table(self, shard: Shard) -> StepTable:
         calibration = _tabulated(self.calibration)
+        # The trees answer for all sizes of a kernel at once: now, not while requests wait.
+        for kernel in shard.kernels(Work(((1, 0),), 1, 1)):
+            calibration.alphas(kernel)
         return StepTable(shard, calibration.clock, calibration)
 
     def _contention(self, decodes: bool) -> tuple[float, float]:

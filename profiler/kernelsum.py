@@ -195,12 +195,13 @@ class KernelSumModel:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""
         if not 0 < sms <= self.device.sms:
             raise self._bad_sms("sms", sms)
-        starts, segments = self._table.decode_pieces(work, sms)
+        starts, at_zero, a_token, _, _, sources = self._table.decode_pieces(work, sms)
         fixed_s, factor = self.launch_overhead_s + self.pass_overhead_s, 1.0
         if self._costs is not None:
             layer_s, _, factor = self._costs[sms]
             fixed_s += layer_s * self.model.layers
-        pieces = [(factor * base + fixed_s, factor * a_token, source) for base, a_token, _, _, source in segments]
+        seconds = [factor * base + fixed_s for base in at_zero]
+        pieces = list(zip(seconds, [factor * each for each in a_token], sources, strict=True))
         return put(self._passes[sms], work.decode_requests, (starts, pieces))
 
     def cost(self, work: Work) -> tuple[float, float]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from profiler.everyshare import Sums
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.tables import put
 from profiler.times import Times, added, between
+
+if TYPE_CHECKING:
+    from profiler.everyshare import Sums
 
 Part = Literal["layer", "embedding", "head"]
 
@@ -100,10 +102,10 @@ class LayerTable:
         if self._affine is None:
             self._affine = self._cost(1), self._cost(2)
         # In proportion to tokens but for the weights, all of them whole numbers: nothing is rounded.
-        layer, embedding = (
-            Cost(*(low + (tokens - 1) * (high - low) for low, high in zip(one, two, strict=True)))
-            for one, two in zip(*self._affine, strict=True)
-        )
+        (one, of_one), (two, of_two) = self._affine
+        more = tokens - 1
+        layer = Cost(one[0] + more * (two[0] - one[0]), one[1] + more * (two[1] - one[1]))
+        embedding = Cost(of_one[0] + more * (of_two[0] - of_one[0]), of_one[1] + more * (of_two[1] - of_one[1]))
         return put(self.costs, tokens, (layer, embedding))
 
     def _cost(self, tokens: int) -> tuple[Cost, Cost]:
@@ -131,6 +133,9 @@ class LayerTable:
             kernels = self._kernels_of("layer", tokens)
             if not self._knots or self._asked.setdefault(tokens, sms) == sms:
                 return self._sum_on(kernels, sms)
+            # Imported here for numpy's sake: see StepTable.
+            from profiler.everyshare import Sums
+
             sums = self._sums[tokens] = Sums(self._clock, kernels)
         return sums.on(sms)
 

@@ -7,10 +7,9 @@ parts, each kept in a table. ``KernelClock`` is the formula; nothing else comput
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from profiler.decodetable import DecodePass, DecodeTable, Pieces, Segment
+from profiler.decodepass import DecodePass, Pieces
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
@@ -19,6 +18,9 @@ from profiler.overlap import Parts, overlapped, overlapped_cost
 from profiler.tables import put
 from profiler.times import NO_TIME, Times
 from profiler.work import Work, bad_layers
+
+if TYPE_CHECKING:
+    from profiler.decodetable import DecodeKnots
 
 
 class Calibration(Protocol):
@@ -45,6 +47,13 @@ class Calibration(Protocol):
         """Context tokens of a decode attention at which its alphas are known, ascending; linear between them."""
         ...
 
+    def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None:
+        """Decode attention like ``kernel`` of several batches: the least context, those that are known, and one beyond.
+
+        None where alphas differ from share to share, or knots are no whole numbers.
+        """
+        ...
+
 
 class StepTable:
     """Launch times of one shard. Holds no settings of its own; tables grow as shapes are met."""
@@ -65,6 +74,9 @@ class StepTable:
     )
 
     def __init__(self, shard: Shard, clock: KernelClock, calibration: Calibration | None = None) -> None:
+        # Imported here: numpy takes longer than all of the package, and a device's name needs none of it.
+        from profiler.decodetable import DecodeTable
+
         shares = range(shard.device.sms + 1)
         self._shard = shard
         self._clock = clock
@@ -73,9 +85,8 @@ class StepTable:
         self.model_layers = shard.model.layers
         # Rows of experts change elsewhere than tokens do.
         knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
-        contexts = None if calibration is None else calibration.context_knots
         self._layers = LayerTable(shard, clock, self._calibrated, knots)
-        self._decode = DecodeTable(shard, clock, self._calibrated, contexts)
+        self._decode = DecodeTable(shard, clock, self._calibrated, calibration)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
         self._attention_kernels: dict[Chunks, tuple[Kernel, tuple[float, ...], Source]] = {}
         self._attention_costs: dict[Chunks, Cost] = {}
@@ -89,10 +100,9 @@ class StepTable:
         context, requests = kernel.size, kernel.dims[0]
         if context in (point.size for point in self._decode.points(requests, sms)):
             return self._clock.time(self._calibrated([kernel])[0], sms)
-        starts, segments = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
-        segment = segments[max(0, bisect_right(starts, context) - 1)]
-        seconds = kernel.runs * (segment.seconds + context * segment.seconds_a_token)
-        return KernelTime(kernel, seconds, "dram" if segment.dram else "compute", segment.source)
+        pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
+        seconds, dram, source = pieces.at(context)
+        return KernelTime(kernel, kernel.runs * seconds, "dram" if dram else "compute", source)
 
     def launch(self, work: Work, sms: int) -> tuple[float, float, Source]:
         """(seconds, those of them bound by DRAM, what most rest on) of a launch alone on ``sms`` SMs, host excluded.
@@ -116,12 +126,10 @@ class StepTable:
         seconds = dram = 0.0
         source: Source = "roofline"
         if tokens:
-            if context < tokens:
+            if not 0 < tokens <= context:
                 raise _bad(work)
-            starts, segments = self._decode.known[sms].get(tokens) or self._decode.add(tokens, sms)
-            base, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
-            seconds = base + context * a_token
-            dram += context * dram_a_token
+            pieces = self._decode.known[sms].get(tokens) or self._decode.add(tokens, sms)
+            seconds, dram, source = pieces.at(context)
         elif context:
             raise _bad(work)
         rows = tokens
@@ -164,12 +172,11 @@ class StepTable:
         """
         prefill, requests, context = work.prefill, work.decode_requests, work.decode_context_tokens
         decoding = NO_TIME
-        if context < requests or (context and not requests):
+        if not 0 <= requests <= context or (context and not requests):
             raise _bad(work)
         if requests:
-            starts, segments = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
-            base, a_token, dram, dram_a_token, source = segments[bisect_right(starts, context) - 1]
-            decoding = Times(base + context * a_token, dram + context * dram_a_token, source)
+            pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
+            decoding = Times(*pieces.at(context))
         prefilling = NO_TIME
         if prefill:
             prefilling = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
@@ -193,18 +200,17 @@ class StepTable:
         requests = work.decode_requests
         if not work.decode_context_tokens >= requests > 0:
             raise _bad(work)
-        starts, segments, layer, embedding, last = self.decode_pass(requests, sms)
+        pieces, layer, embedding, last = self.decode_pass(requests, sms)
         count = self.model_layers
-        return starts, [
-            Segment(
-                count * (part.seconds + layer.seconds) + embedding.seconds + last.seconds,
-                count * part.seconds_a_token,
-                count * (part.dram + layer.dram_seconds) + embedding.dram_seconds + last.dram_seconds,
-                count * part.dram_a_token,
-                layer.source if layer.seconds >= part.seconds + start * part.seconds_a_token else part.source,
-            )
-            for start, part in zip(starts, segments, strict=True)
-        ]
+        once_s, once_dram_s = embedding.seconds, embedding.dram_seconds
+        return Pieces(
+            pieces.starts,
+            [count * (at_zero + layer.seconds) + once_s + last.seconds for at_zero in pieces.at_zero],
+            [count * a_token for a_token in pieces.a_token],
+            [count * (dram + layer.dram_seconds) + once_dram_s + last.dram_seconds for dram in pieces.dram_at_zero],
+            [count * a_token for a_token in pieces.dram_a_token],
+            [layer.source if layer.seconds >= pieces.at(start)[0] else pieces.at(start)[2] for start in pieces.starts],
+        )
 
     def cost(self, work: Work) -> tuple[float, float]:
         """(useful FLOPs, DRAM bytes) of a launch on one device. Raises ValueError as ``launch`` does."""
@@ -238,11 +244,11 @@ class StepTable:
         return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
     def _add_pass(self, requests: int, sms: int) -> DecodePass:
-        starts, segments = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
+        pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
         layer = self._layers.layers[sms].get(requests) or self._layers.add_layer(requests, sms)
         embedding = self._layers.embeddings[sms].get(requests) or self._layers.add_embedding(requests, sms)
         head = self._layers.heads[sms].get(requests) or self._layers.add_head(requests, sms)
-        return put(self._passes[sms], requests, DecodePass(starts, segments, layer, embedding, head))
+        return put(self._passes[sms], requests, DecodePass(pieces, layer, embedding, head))
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
         self._check_tokens(tokens, work)
