@@ -98,6 +98,8 @@ def main() -> None:
     """The entry point."""
     _open_streams()
     signal.signal(signal.SIGTERM, _terminate)
+    # Nothing here uses a plugin of pydantic, and to find that there is none it reads what every package installed says.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     if os.environ.get(completion.VARIABLE) == completion.BASH:
         completion.in_bash(lambda: run([]))
         return
