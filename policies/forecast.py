@@ -11,10 +11,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from policies.api import RequestProgress, View
-from profiler.work import Work
+from profiler.latency import PrefillPasses, prefill_passes
 
 SATURATING_TOKENS = 4096
 """A prompt long enough that neither weights nor tail waves hold it back."""
+
+SATURATING = ((SATURATING_TOKENS, 0),)
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -110,24 +112,30 @@ def forecast_queue(
     180 tokens of an 8B model on an A100, which padded tiles and tail waves still hold to 0.45 of C_p; a long prompt
     attains 0.75. FLOP/s count every limit. Estimates are multiplied by ``alpha``, which changes no batch.
     """
-    latency = view.latency
+    shapes = [prefill_shape(request) for request in queue]
+    return QueueForecast(queue, *_batches(prefill_passes(view.latency, sms), shapes, fill, alpha))
+
+
+def _batches(
+    passes: PrefillPasses, shapes: Sequence[tuple[int, int]], fill: float, alpha: float
+) -> tuple[list[float], int]:
+    """``ends_s`` and ``batch`` of a queue of these shapes."""
     enough = math.inf
-    if len(queue) > 1:
-        full = Work(prefill=((SATURATING_TOKENS, 0),))
-        enough = fill * latency.cost(full)[0] / latency.estimate(full, sms).seconds
+    if len(shapes) > 1:
+        full_s, full = passes(SATURATING)
+        enough = fill * full / full_s
     ends_s: list[float] = []
-    shapes: tuple[tuple[int, int], ...] = ()
-    ahead_s, first, last = 0.0, 0, len(queue) - 1
-    for position, request in enumerate(queue):
-        shapes = (*shapes, prefill_shape(request))
-        work = Work(prefill=shapes)
-        seconds = latency.estimate(work, sms).seconds
-        if position == last or latency.cost(work)[0] >= enough * seconds:
+    batch: tuple[tuple[int, int], ...] = ()
+    ahead_s, first, last = 0.0, 0, len(shapes) - 1
+    for position, shape in enumerate(shapes):
+        batch = (*batch, shape)
+        seconds, flops = passes(batch)
+        if position == last or flops >= enough * seconds:
             ahead_s += alpha * seconds
-            ends_s.extend([ahead_s] * len(shapes))
-            first = first or len(shapes)
-            shapes = ()
-    return QueueForecast(queue, ends_s, first)
+            ends_s.extend([ahead_s] * len(batch))
+            first = first or len(batch)
+            batch = ()
+    return ends_s, first
 
 
 def shortest_first(
@@ -137,18 +145,18 @@ def shortest_first(
 
     Less prefill is less latency on the same SMs, so sorting by tokens sorts by estimated latency.
     """
-    as_it_is = forecast_queue(view, queue, sms, fill, alpha)
-    by_length = sorted(queue, key=lambda request: prefill_shape(request)[0])
-    if by_length == queue:
-        return as_it_is
-    now = view.now_s
-    limit = {request.index: request.arrival_s + view.slo.ttft_limit_s(request.prompt_tokens) for request in queue}
-    in_order = zip(queue, as_it_is.ends_s, strict=True)
-    meets = {request.index for request, end_s in in_order if now + end_s <= limit[request.index]}
-    sorted_queue = forecast_queue(view, by_length, sms, fill, alpha)
-    sorted_ends = zip(by_length, sorted_queue.ends_s, strict=True)
-    breaks = any(request.index in meets and now + end_s > limit[request.index] for request, end_s in sorted_ends)
-    return as_it_is if breaks else sorted_queue
+    shapes, passes = [prefill_shape(request) for request in queue], prefill_passes(view.latency, sms)
+    ends_s, batch = _batches(passes, shapes, fill, alpha)
+    places = sorted(range(len(queue)), key=lambda place: shapes[place][0])
+    if places == list(range(len(queue))):
+        return QueueForecast(queue, ends_s, batch)
+    now, limit_s = view.now_s, view.slo.ttft_limit_s
+    due_s = [request.arrival_s + limit_s(request.prompt_tokens) for request in queue]
+    sorted_ends_s, sorted_batch = _batches(passes, [shapes[place] for place in places], fill, alpha)
+    for place, end_s in zip(places, sorted_ends_s, strict=True):
+        if now + ends_s[place] <= due_s[place] < now + end_s:
+            return QueueForecast(queue, ends_s, batch)
+    return QueueForecast([queue[place] for place in places], sorted_ends_s, sorted_batch)
 
 
 def on_time_first(
@@ -158,8 +166,7 @@ def on_time_first(
 
     Prefill takes time by its tokens, at the pace of a long prompt on these SMs.
     """
-    full = Work(prefill=((SATURATING_TOKENS, 0),))
-    token_s = alpha * view.latency.estimate(full, sms).seconds / SATURATING_TOKENS
+    token_s = alpha * prefill_passes(view.latency, sms)(SATURATING)[0] / SATURATING_TOKENS
     now, limit_s = view.now_s, view.slo.ttft_limit_s
     jobs = [(prefill_shape(one)[0] * token_s, one.arrival_s + limit_s(one.prompt_tokens) - now) for one in queue]
     return forecast_queue(view, [queue[place] for place in most_on_time(jobs)], sms, fill, alpha)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from profiler.composition import NOTHING, LayerCosts
-from profiler.kernels import Kernel, Shard
+from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelTime
-from profiler.latency import Estimate, Pace, Source
+from profiler.latency import Estimate, Pace, PrefillPasses, Source
 from profiler.specs import DeviceSpec, ModelSpec, part
 from profiler.steptable import StepTable
 from profiler.tables import put
@@ -76,6 +76,7 @@ class KernelSumModel:
     _table: StepTable = field(init=False, repr=False, compare=False)
     _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
+    _prefills: dict[int, dict[Chunks, tuple[float, float]]] = field(init=False, repr=False, compare=False)
     _draws: dict[Work, Draw] = field(init=False, repr=False, compare=False)
     _losses: tuple[tuple[float, float], tuple[float, float]] = field(init=False, repr=False, compare=False)
     _decode_host_s: float = field(init=False, repr=False, compare=False)
@@ -93,6 +94,7 @@ class KernelSumModel:
         object.__setattr__(self, "_table", self._make_table(shard))
         object.__setattr__(self, "_costs", self.layer_costs.by_sms(self.device.sms))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
+        object.__setattr__(self, "_prefills", {})
         object.__setattr__(self, "_draws", {})
         object.__setattr__(self, "_losses", (self._contention(False), self._contention(True)))
         object.__setattr__(self, "_decode_host_s", self.launch_overhead_s + self.pass_overhead_s)
@@ -190,6 +192,18 @@ class KernelSumModel:
             return found + self._decode_host_s
 
         return seconds
+
+    def prefill_passes(self, sms: int) -> PrefillPasses:
+        """See :func:`profiler.latency.prefill_passes`."""
+        known = self._prefills.setdefault(sms, {})
+
+        def found(chunks: Chunks) -> tuple[float, float]:
+            return known.get(chunks) or put(known, chunks, self._prefill_pass(Work(chunks), sms))
+
+        return found
+
+    def _prefill_pass(self, work: Work, sms: int) -> tuple[float, float]:
+        return self.estimate(work, sms).seconds, self.cost(work)[0]
 
     def _add_pass(self, work: Work, sms: int) -> Pass:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""

@@ -99,3 +99,23 @@ def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Wo
         return own(requests, context, beside)
     work, whole = Work((), requests, context), latency.device.sms
     return lambda sms: latency.estimate(work, sms, beside, max(1, whole - sms)).seconds
+
+
+PrefillPasses = Callable[[tuple[tuple[int, int], ...]], tuple[float, float]]
+"""Seconds and FLOPs of a whole pass that prefills these chunks, (new, cached) tokens each, alone."""
+
+
+def prefill_passes(latency: LatencyModel, sms: int) -> PrefillPasses:
+    """``estimate`` and ``cost`` of one pass after another on ``sms`` SMs.
+
+    A latency model with a method of this name answers without a Work for each.
+    """
+    own: Callable[[int], PrefillPasses] | None = getattr(latency, "prefill_passes", None)
+    if own is not None:
+        return own(sms)
+
+    def found(chunks: tuple[tuple[int, int], ...]) -> tuple[float, float]:
+        work = Work(prefill=chunks)
+        return latency.estimate(work, sms).seconds, latency.cost(work)[0]
+
+    return found
