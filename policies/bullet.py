@@ -134,7 +134,7 @@ class Bullet(TwoLanes, Planning, Splitting):
         if not relief.decodes:
             steps = () if prefill.busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
             return Decision(steps, before._replace(prefill_sms=view.sms))
-        decode_s = decode_clock(view, plan, before.alphas.decode)
+        decode_s, slack_s = decode_clock(view, plan, before.alphas.decode), view.decode_slack_s(self.percentile)
         if not self.partition or view.sms == 1:
             state = before.split(view.sms, view.sms)
         elif not self.move_sms:
@@ -142,13 +142,13 @@ class Bullet(TwoLanes, Planning, Splitting):
             half = view.sms // 2 // step * step
             state = before._replace(prefill_sms=view.sms - half, decode_sms=half)
         else:
-            state = self._split(view, plan, decode_s, before)
+            state = self._split(view, plan, decode_s, slack_s, before)
         if decode.busy:
             # As in a next group: what the step in flight leaves, or this phase's part.
             sms = max(state.prefill_sms, view.sms - decode.sms)
             return new(Decision, ((new(Step, (PREFILL, sms, plan.chunks, plan.layers, *PLAIN)),), state))
         steps = ()
-        if not self._may_pause(view, plan, decode_s(state.decode_sms)):
+        if not self._may_pause(view, plan, decode_s(state.decode_sms), slack_s):
             sms = self._decode_sms(view, plan, state.decode_sms, decode_s) if self.move_sms else state.decode_sms
             steps = (decode_step(sms, relief.victims),)
         if not prefill.busy:
@@ -156,15 +156,15 @@ class Bullet(TwoLanes, Planning, Splitting):
             steps = (*steps, new(Step, (PREFILL, sms, plan.chunks, plan.layers, *PLAIN)))
         return new(Decision, (steps, state))
 
-    def _may_pause(self, view: View, plan: PrefillPlan, step_s: float) -> bool:
+    def _may_pause(self, view: View, plan: PrefillPlan, step_s: float, slack_s: float) -> bool:
         """Whether decode can sit out the next layer group: there is a burst, and the TPOT SLO has room for it."""
         if not self.pause_decode or view.slo.tpot_s is None:
             return False
         queued = self.pause_on_queue and plan.follows
-        if not queued and plan.pending(view).ratio(self.percentile) <= 1:
+        if not queued and plan.pending(view).held(self.percentile):
             return False
         group_s = plan.alpha * view.latency.estimate(plan.group, view.sms).seconds
-        return group_s + step_s <= view.decode_slack_s(self.percentile)
+        return group_s + step_s <= slack_s
 
     @staticmethod
     def _decode_sms(view: View, plan: PrefillPlan, sms: int, decode_s: Clock) -> int:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, LaneView, RequestProgress, View
 from policies.forecast import TtftForecast, forecast_queue, on_time_first, prefill_shape, shortest_first
+from profiler.latency import prefill_passes
 from profiler.work import Work
 
 new = tuple.__new__
@@ -135,8 +136,12 @@ class Planning:
 
     def _next_batch(self, view: View, relief: Relief, sms: int, alpha: float) -> NextBatch | None:
         """None where none of the queue fits."""
-        queue = list(islice(view.waiting.values(), self.queue_horizon))
-        free, places = relief.free_blocks, self._places(view)
+        waiting, free, places = view.waiting, relief.free_blocks, self._places(view)
+        if len(waiting) == 1:
+            # Mostly, and then there is nothing to put in order.
+            (request,) = waiting.values()
+            return self._lone(view, request, sms, alpha) if self._fits(view, request, free, places) else None
+        queue = list(islice(waiting.values(), self.queue_horizon))
         if not any(self._fits(view, request, free, places) for request in queue):
             return None
         forecast_order = forecast_queue
@@ -152,8 +157,13 @@ class Planning:
         taken = len(chunks)
         if not taken:
             return None
-        if taken < len(order):
-            follows = self._fits(view, order[taken], free, places - taken)
-        else:
-            follows = taken < len(view.waiting)
+        behind = order[taken] if taken < len(order) else None
+        follows = taken < len(waiting) if behind is None else self._fits(view, behind, free, places - taken)
         return new(NextBatch, (tuple(chunks), follows, order, ends_s, ends_s[0] if taken == batch else None))
+
+    @staticmethod
+    def _lone(view: View, request: RequestProgress, sms: int, alpha: float) -> NextBatch:
+        """One request, and nobody behind it."""
+        shape = prefill_shape(request)
+        seconds = alpha * prefill_passes(view.latency, sms)((shape,))[0]
+        return new(NextBatch, ((new(Chunk, (request, shape[0])),), False, (request,), (seconds,), seconds))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from policies.api import Outcome, View
 from policies.bulletplan import PrefillPlan
-from policies.forecast import TtftForecast, fewest
+from policies.forecast import TtftForecast, fewest, within
 from policies.recalibration import UNCORRECTED, Alphas
 from policies.twolanes import whole_steps
 from profiler.latency import decode_beside
@@ -72,14 +72,15 @@ class Splitting:
     hurry_for_kv: bool
     cap_at_drain: bool
 
-    def _split(self, view: View, plan: PrefillPlan, decode_s: Clock, before: State) -> State:
+    def _split(self, view: View, plan: PrefillPlan, decode_s: Clock, slack_s: float, before: State) -> State:
+        """Shares for the layer group of a plan and a decode step that may last ``slack_s``."""
         total, step = view.sms, whole_steps(view, self.sm_step)
         if view.slo.tpot_s is None:
             sms = before.saturating_sms
             return before.split(total - sms, sms)
         before = self._with_past(view, before)
         useful_s = decode_s(before.saturating_sms)
-        limit_s = self._decode_limit_s(view, plan, useful_s)
+        limit_s = self._decode_limit_s(view, plan, slack_s, useful_s)
         # Below saturation a step takes time in inverse proportion to its SMs.
         guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
         fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
@@ -91,7 +92,7 @@ class Splitting:
             return plan.alpha * view.latency.estimate(plan.left, sms).seconds / plan.whole_s
 
         def held(sms: int) -> bool:
-            return forecast.ratio(self.percentile, pace(sms)) <= 1
+            return forecast.held(self.percentile, pace(sms))
 
         least = None
         if held(plan.reference_sms):
@@ -103,9 +104,9 @@ class Splitting:
             sms = self._balanced_sms(view, savable, pace, decode_s, step)
         return before.split(total - sms, sms)
 
-    def _decode_limit_s(self, view: View, plan: PrefillPlan, useful_s: float) -> float:
-        """How long the next decode step may last; ``useful_s`` is about the shortest that it could."""
-        limit_s = min(view.decode_slack_s(self.percentile), view.slo.tpot_limit_s)
+    def _decode_limit_s(self, view: View, plan: PrefillPlan, slack_s: float, useful_s: float) -> float:
+        """How long the next decode step is to last; ``useful_s`` is about the shortest that it could."""
+        limit_s = min(slack_s, view.slo.tpot_limit_s)
         if plan.starved and self.hurry_for_kv:
             return min(limit_s, useful_s)
         if self.cap_at_drain:
@@ -141,7 +142,7 @@ class Splitting:
         if latest is state.latest:
             return state
         past = [outcome.tpot_ratio for outcome in outcomes if outcome.tpot_ratio is not None]
-        held = sum([ratio <= 1 for ratio in past]) >= math.ceil(self.percentile * len(past))
+        held = within(self.percentile, sum([ratio > 1 for ratio in past]), len(past))
         return state._replace(latest=latest, past_tpot_held=held)
 
 

@@ -25,6 +25,11 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[math.ceil(share * len(ordered)) - 1] if ordered else -math.inf
 
 
+def within(share: float, beyond: int, count: int) -> bool:
+    """Whether the ``share`` percentile of ``count`` values is within a limit that so many of them are beyond."""
+    return count - beyond >= math.ceil(share * count)
+
+
 def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], guess: int = 0) -> int | None:
     """The smallest of lowest, lowest + step, ... up to highest that is enough; None if none is.
 
@@ -35,17 +40,14 @@ def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], 
     if count <= 0:
         return None
 
-    def fits(candidate: int) -> bool:
-        return enough(lowest + candidate * step)
-
     # The answer lies in low ... high; high is known to fit, or is none.
     low, high, stride = 0, count, 1
     start = min(max(-(-(guess - lowest) // step), 0), count - 1)
-    if fits(start):
+    if enough(lowest + start * step):
         high = start
         while low < high:
             probe = max(high - stride, low)
-            if not fits(probe):
+            if not enough(lowest + probe * step):
                 low = probe + 1
                 break
             high, stride = probe, 2 * stride
@@ -53,13 +55,13 @@ def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], 
         low = start + 1
         while low < high:
             probe = min(low + stride - 1, high - 1)
-            if fits(probe):
+            if enough(lowest + probe * step):
                 high = probe
                 break
             low, stride = probe + 1, 2 * stride
     while low < high:
         middle = (low + high) // 2
-        if fits(middle):
+        if enough(lowest + middle * step):
             high = middle
         else:
             low = middle + 1
@@ -80,6 +82,13 @@ class TtftForecast(NamedTuple):
         """The ``share`` percentile of TTFT over limit."""
         ratios = [(waited + ahead * pace) / limit for waited, ahead, limit in self.pending]
         return percentile([*ratios, *self.settled], share)
+
+    def held(self, share: float, pace: float = 1.0) -> bool:
+        """Whether that percentile is within the limit."""
+        late = [1 for waited, ahead, limit in self.pending if (waited + ahead * pace) / limit > 1]
+        return within(
+            share, len(late) + sum([ratio > 1 for ratio in self.settled]), len(self.pending) + len(self.settled)
+        )
 
     def savable(self, best_pace: float) -> TtftForecast:
         """The pending requests that can still meet their limit, at the best pace there is."""

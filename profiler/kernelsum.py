@@ -173,23 +173,24 @@ class KernelSumModel:
 
     def decode_beside(self, requests: int, context: int, beside: Work) -> Callable[[int], float]:
         """See :func:`profiler.latency.decode_beside`."""
-        whole, layers, table = self.device.sms, self.model.layers, self._table
+        whole, layers, decode_pass = self.device.sms, self.model.layers, self._table.decode_pass
         anyway, ceiling = self._losses[True]
         _, shares = self._draws.get(beside) or self._add_draw(beside)
+        costs, host_s, slowed = self._costs, self._decode_host_s, 1 + anyway
 
         def seconds(sms: int) -> float:
             rest = whole - sms
             if rest < 1:
                 return self.estimate(Work((), requests, context), sms, beside, 1)[0]
-            found, dram_seconds, _ = table.decode_pass(requests, sms).at(context, layers)
-            found *= 1 + anyway
+            found, dram_seconds, _ = decode_pass(requests, sms).at(context, layers)
+            found *= slowed
             if ceiling:
                 share = shares.get(rest)
                 found += ceiling * (self.dram_share(beside, rest) if share is None else share) * dram_seconds
-            if self._costs is not None:
-                layer_s, _, factor = self._costs[sms]
+            if costs is not None:
+                layer_s, _, factor = costs[sms]
                 found = factor * found + layer_s * layers
-            return found + self._decode_host_s
+            return found + host_s
 
         return seconds
 
