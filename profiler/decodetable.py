@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,10 @@ from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.tables import put
 
-BLOCK = 64
-"""Sizes of batches that are tabulated together, which takes little longer than one of them."""
+BLOCK = 16
+"""Sizes of batches that are tabulated together: not much longer than one, and what that takes stays in the cache."""
 
-MOST_BLOCKS, MOST_BATCHES = 32, 2048
+MOST_BLOCKS, MOST_BATCHES = 128, 2048
 """Of which the pieces are kept: a batch takes some 20 kB."""
 
 
@@ -60,19 +60,15 @@ class _Lines(NamedTuple):
 
 
 def _lines(sizes: Floats, seconds: Floats, dram: NDArray[np.bool_], sources: NDArray[np.int8]) -> _Lines:
-    """Pieces between points: ``sizes``, their contexts, batches x points; the others batches x points x SMs."""
-    a_token = np.diff(seconds, axis=1) / np.diff(sizes, axis=1)[:, :, None]
-    at_zero = seconds[:, :-1] - a_token * sizes[:, :-1, None]
+    """Pieces between points: ``sizes``, their contexts, batches x points; the others batches x SMs x points."""
+    a_token = np.diff(seconds, axis=2)
+    a_token /= np.diff(sizes, axis=1)[:, None]
+    at_zero = seconds[:, :, :-1] - a_token * sizes[:, None, :-1]
     # What lies between two known points is neither, and rests on what is known less well.
-    weaker = np.maximum(np.maximum(sources[:, :-1], sources[:, 1:]), CODES["interpolated"])
+    weaker = np.maximum(np.maximum(sources[:, :, :-1], sources[:, :, 1:]), CODES["interpolated"])
     # Contexts are whole, and whole numbers compare faster with each other than with floats.
     starts = np.ceil(sizes[:, :-1]).astype(np.int64).tolist()
-    return _Lines(starts, _by_share(at_zero), _by_share(a_token), _by_share(dram[:, 1:]), _by_share(weaker))
-
-
-def _by_share(table: NDArray[Any]) -> NDArray[Any]:
-    """Batches x SMs x pieces, where what is asked together lies together."""
-    return np.ascontiguousarray(table.swapaxes(1, 2))
+    return _Lines(starts, at_zero, a_token, dram[:, :, 1:], weaker)
 
 
 class DecodeTable:
@@ -132,7 +128,7 @@ class DecodeTable:
         points = self.points(requests, sms)
         sizes = np.array([[kernel.size for kernel in points]])
         seconds, dram, sources = on_every_share(self._clock, points)
-        return _lines(sizes, seconds[None], dram[None], sources[None])
+        return _lines(sizes, seconds.T[None], dram.T[None], sources.T[None])
 
     def _block(self, requests: range) -> _Lines | None:
         """:meth:`_single` of many batches."""
@@ -147,10 +143,13 @@ class DecodeTable:
         batches = np.array(requests)[:, None]
         sizes = batches * np.array([knots.contexts], dtype=np.float64)
         moved = sizes * rates.bytes_per_token + batches * rates.bytes_per_request
-        moving = moved[:, :, None] / np.array((1.0, *clock.bandwidth[1:]))
+        moving = moved[:, None] / np.array((1.0, *clock.bandwidth[1:]))[:, None]
         rate = clock.flops[kernel.kind, kernel.dtype] / self._shard.device.sms
-        computing = (sizes * rates.flops_per_token)[:, :, None] / (rate * shares)
-        formula = clock.floors.get(kernel.op, 0.0) + np.maximum(moving, computing)
-        sources = np.full(formula.shape, CODES["extrapolated"], dtype=np.int8)
-        sources[:, :, clock.shares[kernel.op][-1]] = knots.sources
-        return _lines(sizes, formula * knots.alphas[:, :, None], computing <= moving, sources)
+        computing = (sizes * rates.flops_per_token)[:, None] / (rate * shares)[:, None]
+        dram = computing <= moving
+        seconds = np.maximum(moving, computing, out=moving)
+        seconds += clock.floors.get(kernel.op, 0.0)
+        seconds *= knots.alphas[:, None]
+        sources = np.full(seconds.shape, CODES["extrapolated"], dtype=np.int8)
+        sources[:, clock.shares[kernel.op][-1]] = knots.sources
+        return _lines(sizes, seconds, dram, sources)
