@@ -42,6 +42,8 @@ def plot(
 
     if kind not in (Kind.timeline, Kind.prediction) and (start is not None or end is not None):
         raise ValueError(f"--start and --end are for timeline and prediction; {kind} has all there is")
+    if start is not None and end is not None and end <= start:
+        raise ValueError(f"--end is {end:g}, which is not after --start {start:g}")
     if kind is Kind.trace:
         paths = [_trace(load_run(directory), out or directory / "trace.json", quiet=json)]
     else:

@@ -38,6 +38,8 @@ LOWEST_PER_GPU, HIGHEST_PER_GPU = 1e-3, 1e5
 FIRST_PER_GPU = 4.0
 COARSE = 1.1
 REFINEMENTS = 2
+FINEST = 1e-4
+MOST_SEEDS = 1000
 
 Tell = Callable[[str], None]
 Decision = Literal["kept", "missed", "undecided"]
@@ -64,11 +66,14 @@ class Question:
             value = getattr(self, name)
             if not 0 < value < 1 and not (name == "target" and value == 1):
                 raise ValueError(f"{name} is {value:g}; give a share above 0 and below 1, such as 0.9")
-        if self.seeds < 2:
-            raise ValueError(f"seeds is {self.seeds}; an interval needs 2 or more")
+        if self.tolerance < FINEST:
+            raise ValueError(f"tolerance is {self.tolerance:g}; rates are told apart down to {FINEST:g} of them")
+        if not 2 <= self.seeds <= MOST_SEEDS:
+            raise ValueError(f"seeds is {self.seeds}; an interval needs 2 or more, and {MOST_SEEDS} are the most")
         if not (self.warmup >= 0 and self.drain >= 0 and self.warmup + self.drain < 1):
             raise ValueError(
-                f"warm-up {self.warmup:g} and drain {self.drain:g} leave nothing to judge; give shares below 1 in all"
+                f"warm-up {self.warmup:g} and drain {self.drain:g} leave nothing to judge; give shares of 0 or more,"
+                " below 1 in all"
             )
 
     @property
@@ -219,9 +224,9 @@ class Search:
         question = self.question
         if judged * question.seeds < question.fewest_judged:
             raise ValueError(
-                f"{question.seeds} seeds of {judged} judged requests cannot tell whether {question.target:g} of them"
-                f" meet the SLO with a confidence of {question.confidence:g}, which takes {question.fewest_judged} in"
-                " all; serve more (--requests), or allow more --seeds"
+                f"{question.seeds} seeds of {judged} judged requests cannot show an attainment of {question.target:g}"
+                f" at a confidence of {question.confidence:g}, which takes {question.fewest_judged} in all; serve more"
+                " (--requests), or allow more --seeds"
             )
 
 

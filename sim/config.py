@@ -22,7 +22,9 @@ from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.metrics import Window
 
 Seconds = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Overhead = Annotated[float, Field(ge=0, le=3600)]
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Requests = Annotated[int, Field(ge=1, le=10_000_000)]
 Instances = Annotated[int, Field(ge=1, le=10_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -72,7 +74,7 @@ class PolicySettings(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-Factor = Annotated[float, Field(gt=0)]
+Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 Points = list[Annotated[tuple[Count, Factor], Field(strict=False)]]
 
 
@@ -101,15 +103,15 @@ class LatencySettings(Settings):
     gemm: Share | None = None
     attention: Share | None = None
     bandwidth: Share | None = None
-    pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
-    launch_overhead_s: Annotated[float, Field(ge=0)] | None = None
-    prefill_overhead_s: Annotated[float, Field(ge=0)] | None = None
-    prefill_pass_overhead_s: Annotated[float, Field(ge=0)] | None = None
-    prefill_sequence_overhead_s: Annotated[float, Field(ge=0)] | None = None
-    repartition_s: Annotated[float, Field(ge=0)] | None = None
-    handover_s: Annotated[float, Field(ge=0)] | None = None
+    pass_overhead_s: Overhead | None = None
+    launch_overhead_s: Overhead | None = None
+    prefill_overhead_s: Overhead | None = None
+    prefill_pass_overhead_s: Overhead | None = None
+    prefill_sequence_overhead_s: Overhead | None = None
+    repartition_s: Overhead | None = None
+    handover_s: Overhead | None = None
     pace: Factor | PaceSettings | None = None
-    reserve_tokens: Annotated[int, Field(ge=0)] | None = None
+    reserve_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
     sharing: Sharing | None = None
     link_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
 
@@ -153,7 +155,7 @@ class RunConfig(Settings):
     version, trace_sha256: what the run was made with; checked when it is repeated.
     """
 
-    trace: str
+    trace: Annotated[str, Field(min_length=1)]
     arrivals: str | None = None
     rate: Annotated[float, Field(gt=0)] | None = None
     requests: Requests | None = None
@@ -165,7 +167,7 @@ class RunConfig(Settings):
     instances: Instances = 1
     instance_sms: Count | None = None
     slo: SloSettings = SloSettings()
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     queue_limit: Count | None = None
     memory_fraction: Share = 0.9
     kv_blocks: Count | None = None
@@ -232,7 +234,7 @@ def one_line(error: ValidationError, where: str, model: type[BaseModel]) -> str:
     message = fault["msg"][:1].lower() + fault["msg"][1:]
     more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
-        known = ", ".join(_group(model, place[:-1]).model_fields)
+        known = ", ".join(map(str, _annotations(_group(model, place[:-1]))))
         return f"{where}: {field} is not a setting{more}; known: {known}"
     if fault["type"] == "missing":
         return f"{where}: {field} is missing{more}; give it a value"

@@ -44,6 +44,8 @@ def write_results(directory: Path, rows: Sequence[Row]) -> None:
 
 def load_results(directory: Path) -> list[Row]:
     """The rows of a sweep, one a finished cell. Raises ValueError where there are none, or the file is another."""
+    if not (directory / RESULTS).is_file():
+        raise ValueError(f"{directory} is no sweep: it has no {RESULTS}; give the --out of a bulletsim sweep")
     file = Columns(directory / RESULTS)
     absent = [name for name in _NEEDED if name not in file.names]
     if absent and len(file):

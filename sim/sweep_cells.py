@@ -162,7 +162,7 @@ class _Assembly:
         what_if = self._change.get("name")
         known = {**_names(config), "what_if": what_if, "label": self._entry.shown}
         for number, text in enumerate(self._spec.only):
-            if not self._worked_out(text, known, ("only", number)):
+            if not self._is_true(text, known, number):
                 return None
         label = _label(self._entry, self._point)
         return Cell(
@@ -235,6 +235,13 @@ class _Assembly:
             return Expression(text).value(known)
         except ValueError as error:
             raise ValueError(f"{self._where}{_line(self._spec.lines.find(*place))}: {error}") from None
+
+    def _is_true(self, text: str, known: Mapping[str, Any], number: int) -> bool:
+        value = self._worked_out(text, known, ("only", number))
+        if not isinstance(value, bool):
+            where = f"{self._where}{_line(self._spec.lines.find('only', number))}"
+            raise ValueError(f"{where}: only: {text!r} is {value!r}, neither true nor false; compare it with something")
+        return value
 
     def _checked(self) -> RunConfig:
         try:

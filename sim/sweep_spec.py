@@ -30,13 +30,14 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from sim.config import Settings, checked, one_line, place_of
+from sim.config import Settings, checked, one_line, place_of, shown
 from sim.expressions import Expression
 from sim.yaml_lines import Lines, read_yaml
 
 MOST_VALUES = 100_000
+LONGEST_LABEL = 100
 
 
 class Range(Settings):
@@ -103,6 +104,12 @@ Grid = dict[str, Annotated[list[Any], Field(min_length=1), BeforeValidator(_list
 Formula = Annotated[str, BeforeValidator(_parsed)]
 
 
+def _of_one_line(label: str | None) -> str | None:
+    if label is not None and not (0 < len(label) <= LONGEST_LABEL and label.isprintable()):
+        raise ValueError(f"{shown(label)} is no label; give 1 to {LONGEST_LABEL} letters on one line")
+    return label
+
+
 class PolicyEntry(Settings):
     """One of the policies compared.
 
@@ -110,7 +117,7 @@ class PolicyEntry(Settings):
     """
 
     name: str
-    label: str | None = None
+    label: Annotated[str | None, AfterValidator(_of_one_line)] = None
     settings: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -145,8 +152,9 @@ class SweepSpec(Settings):
     def _names_of_what_ifs(self) -> Self:
         names = [change.get("name") for change in self.what_if]
         for place, name in enumerate(names):
-            if not isinstance(name, str) or not name:
+            if not isinstance(name, str):
                 raise ValueError(f"what_if.{place} has no name; give it one, such as name: more memory")
+            _of_one_line(name)
             if name in names[:place]:
                 raise ValueError(f"what_if: two are called {name!r}; give each a name of its own")
             if len(self.what_if[place]) == 1:

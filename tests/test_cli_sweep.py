@@ -192,6 +192,7 @@ def test_without_an_slo_nobody_is_said_to_keep_it(
         (["frontier", "--start", "1"], "--start and --end are for timeline"),
         (["latency", "--end", "1"], "--start and --end are for timeline"),
         (["timeline", "--start", "-1"], "'--start'"),
+        (["timeline", "--start", "5", "--end", "1"], "--end is 1, which is not after --start 5"),
     ],
 )
 def test_spans_are_of_timelines(
@@ -205,7 +206,7 @@ def test_spans_are_of_timelines(
 
 def test_plots_name_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plot", "frontier", str(tmp_path)]) == 2
-    assert "results.parquet does not exist" in capsys.readouterr().err
+    assert "is no sweep: it has no results.parquet; give the --out of a bulletsim sweep" in capsys.readouterr().err
     assert run(["plot", "pie", str(tmp_path)]) == 2
     assert "'frontier', 'latency', 'timeline'" in capsys.readouterr().err
 

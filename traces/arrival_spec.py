@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from traces import arrivals
 from traces.arrivals import ArrivalSource, ClosedLoop, OpenArrivals
 from traces.errors import TraceError
@@ -62,7 +64,8 @@ class ArrivalSpec:
                 f"arrivals {str(self)!r} depend on when requests finish, so no trace can hold them; "
                 "use them with a command that serves requests, or give an open form such as poisson:4"
             )
-        return _PROCESSES[self.kind](trace, self, seed)
+        with np.errstate(over="ignore", invalid="ignore"):  # times beyond all bounds are refused by the processes
+            return _PROCESSES[self.kind](trace, self, seed)
 
     def source(self, trace: Trace, seed: int = 0) -> ArrivalSource:
         """What a serving loop pops requests from."""

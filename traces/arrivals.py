@@ -61,6 +61,8 @@ def gamma(trace: Trace, rate: float, cv: float, seed: int = 0) -> Trace:
     """Independent gamma gaps with mean 1 / ``rate`` and coefficient of variation ``cv`` (1 is Poisson)."""
     positive("rate", rate, _RATE)
     positive("cv", cv, "a coefficient of variation above 0, such as 3 for bursts")
+    if not 1e-3 <= cv <= 1e3:
+        raise TraceError(f"cv is {cv:g}; give 0.001 to 1000 (constant has none)")
     shape = 1 / cv**2
     gaps = generator(seed, "arrivals").standard_gamma(shape, _gaps(trace)) / shape
     return _arriving(trace, gaps / rate, f"arrivals: gamma, {rate:g} requests/s, CV {cv:g}, seed {seed}")

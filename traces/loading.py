@@ -36,12 +36,19 @@ def load(path: str | Path, format: str | None = None, *, options: ReadOptions | 
         raise TraceError(f"{path}: no such file; give the path of a trace, or see `bulletsim traces list`")
     if format is not None and format not in FORMATS:
         raise TraceError(f"unknown trace format {format!r}; formats: {', '.join(FORMATS)}")
+    try:
+        return _loaded(path, format, options or ReadOptions())
+    except OSError as error:
+        raise TraceError(f"{error.filename or path}: cannot be read: {error.strerror}; give a file that can") from None
+
+
+def _loaded(path: Path, format: str | None, options: ReadOptions) -> Trace:
     name = format or detect(path)
     if path.is_dir() and name != "servegen":
         raise TraceError(f"{path}: a folder, which format {name!r} cannot read; give a file")
     if format is not None and not path.is_dir():
         _readable(path, name)
-    rows = FORMATS[name].read(path, options or ReadOptions())
+    rows = FORMATS[name].read(path, options)
     return assemble(rows, Provenance(source=path.name, format=name, sha256=sha256(path)), path.stem, path)
 
 

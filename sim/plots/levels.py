@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.records import StepLog
+from sim.records import Counts, StepLog
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ def shares(steps: StepLog, here: NDArray[np.intp], edges: Floats, sms: int) -> d
     return found
 
 
-def in_flight(steps: StepLog, here: NDArray[np.intp], edges: Floats, column: NDArray[np.int64]) -> Floats:
+def in_flight(steps: StepLog, here: NDArray[np.intp], edges: Floats, column: Counts) -> Floats:
     """Mean over each bin, shape (bins,), of ``column`` of the steps that ran, lanes added up."""
     total = np.zeros(len(edges) - 1)
     for lane in range(len(steps.lane_names)):
