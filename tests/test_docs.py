@@ -48,7 +48,7 @@ from tests.toys import serve
 __all__ = ["whole"]
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "notebooks" / "README.md", *(ROOT / "docs").glob("*.md")])
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "out", "dist", "*.egg-info")
 SETS_UP = {"make", "pip", "git", "uv", "curl", "wget"}
 """Commands that change an environment or need a network; a block with one of them is `bash no-run`."""
@@ -159,13 +159,13 @@ def copy_of_the_repository(parent: Path) -> Path:
     return Path(shutil.copytree(ROOT, parent / "repository", ignore=NOT_COPIED))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_run_and_print_what_stands_there(document: Path, tmp_path: Path) -> None:
     for where, block, expected in replay(document, copy_of_the_repository(tmp_path)):
         assert block.body == expected, f"{where}: not what is printed; {REFRESH} {document.relative_to(ROOT)} mends it"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     text = prose(document.read_text(encoding="utf-8"))
     for target in LINK.findall(text):
