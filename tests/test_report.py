@@ -26,6 +26,7 @@ from sim.report.reruns import to_serve_again
 from sim.report.sources import Kind, kind_of
 from sim.results import load_results
 from sim.rundir import load_run
+from sim.sweep import Failure
 from sim.sweep_spec import SweepSpec
 from sim.tuning import Tuner, varied
 
@@ -86,7 +87,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     write_sweep(folder, SPEC)
     (folder / "spec.yaml").write_text("policies: [chunked]  # as it was\n")
-    (folder / "failures.json").write_text('[{"policy": "bullet", "rate": 4, "error": "no room"}]')
+    lost = Failure(cell="1", policy="bullet", rate=4.0, error="no room", shown="bullet", point={"rate": 4.0})
+    (folder / "failures.json").write_text(json.dumps({"failures": [lost.to_dict()]}))
     return folder
 
 
@@ -189,6 +191,16 @@ def test_a_cell_that_would_be_another_run_is_not_served_again(
     capsys.readouterr()
     assert run(["report", str(directory), "--distributions"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"failures": 3}', '{"failures": [{"policy": 3}]}'])
+def test_failures_that_are_none_are_told(
+    text: str, sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sweep, tmp_path / "sweep")
+    (tmp_path / "sweep" / "failures.json").write_text(text)
+    assert run(["report", str(tmp_path / "sweep")]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'sweep' / 'failures.json'}")
 
 
 def test_a_sweep_without_rates_is_a_table(tmp_path: Path) -> None:

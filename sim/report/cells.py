@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
+from sim.config import checked, read_json
 from sim.plots.series import workload_name
 from sim.report.facets import NAMES, Facets
 from sim.report.markup import Markup, table, tag
@@ -87,10 +91,24 @@ def config_section(config: Mapping[str, Any]) -> Markup:
     return tag("details", tag("summary", "config.json"), tag("pre", json.dumps(config, indent=2)))
 
 
-def failures(entries: Iterable[Mapping[str, Any]]) -> Markup:
-    """Cells that failed, as failures.json has them."""
-    lines = [(entry.get("policy", ""), str(entry.get("rate", "")), entry.get("error", "")) for entry in entries]
-    return table(("policy that failed", "rate", "error"), lines, left=3)
+class _Failed(BaseModel):
+    policy: str
+    rate: float | None
+    settings: dict[str, Any]
+    error: str
+
+
+class _Failures(BaseModel):
+    failures: list[_Failed]
+
+
+def failures(file: Path) -> Markup:
+    """Cells that failed, from a sweep's failures.json. Raises ValueError where it is none."""
+    listed = checked(_Failures, read_json(file), str(file)).failures
+    lines = [
+        (one.policy, ", ".join(f"{name}={value}" for name, value in one.settings.items()), one.error) for one in listed
+    ]
+    return table(("policy that failed", "settings", "error"), lines, left=3)
 
 
 def title_of(name: str) -> str:

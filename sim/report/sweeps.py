@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from sim.config import read_json
 from sim.plots.knees import verdict
 from sim.plots.series import panels
 from sim.report.cells import cells_table, chosen, failures, settings_table, told
@@ -44,7 +43,7 @@ def _body(title: str, directory: Path, rows: Sequence[Row], reruns: Reruns | Non
     yield tag("details", tag("summary", f"All {len(rows)} cells"), cells_table(rows, found))
     failed = directory / FAILURES
     if failed.is_file():
-        yield tag("details", tag("summary", "Cells that failed"), failures(read_json(failed)))
+        yield tag("details", tag("summary", "Cells that failed"), failures(failed))
     yield tag("h2", "To repeat it")
     spec = directory / SPEC
     if spec.is_file():
