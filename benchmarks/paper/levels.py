@@ -28,7 +28,14 @@ def attained_by_system(swept: Swept, rates: Rates, systems: Sequence[str]) -> Fi
             panel.set_xlabel("SLO attainment")
             panel.set_yticks(range(len(systems)), list(systems))
             panel.invert_yaxis()
-            panel.legend(loc="lower left")
+            panel.legend(
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.5 / drawing.get_figheight()),
+                ncols=len(own),
+                columnspacing=1,
+                handletextpad=0,
+            )
+            panel.set_xlim(-0.03, 1.03)
     return drawing
 
 
