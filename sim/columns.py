@@ -6,7 +6,7 @@ second and which nothing here needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from numpy.typing import NDArray
+
+GROUP_ROWS = 1 << 18
+"""Rows of a row group: few enough for a long run to be written in little more memory than it takes."""
 
 Column = Any
 """An Arrow array; Arrow ships no types."""
@@ -61,8 +64,25 @@ def plain_column(values: Sequence[float | str | None]) -> Column:
 
 def write_columns(path: Path, columns: Mapping[str, Column]) -> None:
     """One Parquet file at ``path``."""
-    table = pa.Table.from_arrays(list(columns.values()), names=list(columns))
-    pq.write_table(table, path, compression="zstd", compression_level=3)
+    write_groups(path, [columns])
+
+
+def write_groups(path: Path, groups: Iterable[Mapping[str, Column]]) -> None:
+    """One Parquet file at ``path`` of one row group after another, none of which need be there before its turn."""
+    writer = None
+    try:
+        for columns in groups:
+            table = pa.Table.from_arrays(list(columns.values()), names=list(columns))
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd", compression_level=3)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def row_groups(rows: int) -> Iterator[slice]:
+    """The rows of each group of a file of so many; one group where there is none."""
+    return (slice(begin, begin + GROUP_ROWS) for begin in range(0, max(1, rows), GROUP_ROWS))
 
 
 class Columns:

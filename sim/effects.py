@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 from policies.api import SLO, Chunk, RequestProgress
@@ -33,7 +34,7 @@ class Effects:
         handover: Handover,
         slo: SLO,
         holder: KVHolder | None,
-        odd_gaps_s: list[float],
+        odd_gaps_s: array[float],
         log: RequestLog,
         progress: Callable[[int, float], None] | None,
     ) -> None:
@@ -47,7 +48,7 @@ class Effects:
         self._progress = progress
         self._log = log
         self.requests: dict[int, RequestState] = {}
-        self.answer_tokens: list[int] = []
+        self.answer_tokens = array("q")
         self.finished = 0
 
     def evict(self, instance: Instance, progress: RequestProgress) -> RequestState:

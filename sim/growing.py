@@ -22,18 +22,23 @@ class GrowingColumns:
         """Adds rows: of each column its values, in the columns' order."""
         end = self._rows + len(values[0])
         if end > self._room:
-            self._resize(end + end // 8)
+            self._grow(2 * end)
         for column, added in zip(self._columns.values(), values, strict=True):
             column[self._rows : end] = added
         self._rows = end
 
     def whole(self) -> dict[str, np.ndarray]:
-        """The columns, of shape (n,); nothing is to be added after that."""
-        self._resize(self._rows)
-        return self._columns
+        """The columns, of shape (n,), which are then the caller's: nothing is left here."""
+        columns, self._columns = self._columns, {}
+        for column in columns.values():
+            # Nobody else has seen them yet.
+            column.resize(self._rows, refcheck=False)
+        return columns
 
-    def _resize(self, rows: int) -> None:
-        # Large arrays are remapped, not copied. Nobody else has seen them yet.
-        for column in self._columns.values():
-            column.resize(rows, refcheck=False)
+    def _grow(self, rows: int) -> None:
+        # Room that nothing has been written to takes no memory. An array that is resized is filled with zeros.
+        for name, column in self._columns.items():
+            larger = np.empty(rows, dtype=column.dtype)
+            larger[: self._rows] = column[: self._rows]
+            self._columns[name] = larger
         self._room = rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
@@ -37,7 +38,7 @@ class Instance:
         role: Role,
         lanes: Sequence[str],
         ledger: BlockLedger,
-        odd_gaps_s: list[float],
+        odd_gaps_s: array[float],
         model_layers: int,
         device_sms: int,
         tpot_s: float | None,

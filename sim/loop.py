@@ -10,6 +10,7 @@ order.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping
 
 from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
@@ -64,7 +65,7 @@ class ServingLoop:
         self._between = between
         self._check_every_step = check_every_step
         self._clock = Clock()
-        self._odd_gaps_s: list[float] = []
+        self._odd_gaps_s = array("d")
         self._tally = Tally(model_layers=latency.model.layers, keep_token_times=keep_token_times)
         self._log = RequestLog()
         self._flights: dict[int, Launch] = {}

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -52,6 +52,7 @@ Mask = NDArray[np.bool_]
 
 QUANTILES = (0.50, 0.90, 0.95, 0.99)
 TARGET_ATTAINMENT = 0.9
+BLOCK_VALUES = 1 << 14
 FINISHED = STATES.index("finished")
 REJECTED = STATES.index("rejected")
 
@@ -204,16 +205,24 @@ def repeated_distribution(values: Floats, counts: NDArray[np.int64]) -> Distribu
     total = int(counts.sum())
     if total == 0:
         return None
-    order = np.argsort(values, kind="stable")
-    ordered, upto = values[order], np.cumsum(counts[order])
+    ordered, upto = values, np.cumsum(counts)
+    if np.any(values[1:] < values[:-1]):
+        order = np.argsort(values, kind="stable")
+        ordered, upto = values[order], np.cumsum(counts[order])
     place = np.array(QUANTILES) * (total - 1)
     below = np.floor(place)
     low = ordered[np.searchsorted(upto, below, side="right")]
     high = ordered[np.searchsorted(upto, np.minimum(below + 1, total - 1), side="right")]
     p50, p90, p95, p99 = (low + (place - below) * (high - low)).tolist()
     # Exactly rounded: a dot product is a BLAS call, whose last digit depends on the number of its threads.
-    mean = math.fsum((values * counts).tolist()) / total
+    mean = math.fsum(_each(values, counts)) / total
     return Distribution(count=total, mean=mean, p50=p50, p90=p90, p95=p95, p99=p99)
+
+
+def _each(values: Floats, counts: NDArray[np.int64]) -> Iterator[float]:
+    """``values[i] * counts[i]`` one by one: of millions a list would take more memory than the run."""
+    for begin in range(0, len(values), BLOCK_VALUES):
+        yield from (values[begin : begin + BLOCK_VALUES] * counts[begin : begin + BLOCK_VALUES]).tolist()
 
 
 def summarise(result: RunResult, slo: SLO, gpus: int, window: Window = WHOLE_RUN) -> Metrics:

@@ -85,5 +85,5 @@ class RequestLog:
         return Records(
             request_id=tuple([ids[place] for place in order]),
             reason=tuple([reasons[place] for place in order]),
-            **{name: column[order] for name, column in columns.items()},
+            **{name: columns.pop(name)[order] for name in list(columns)},
         )

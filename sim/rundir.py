@@ -26,8 +26,10 @@ from sim.columns import (
     category_column,
     float_column,
     int_column,
+    row_groups,
     text_column,
     write_columns,
+    write_groups,
 )
 from sim.config import RunConfig, load_config, read_json
 from sim.metrics import Metrics
@@ -149,8 +151,9 @@ def write_run(target: Path, config: RunConfig, result: RunResult, metrics: Metri
 def fill_run(directory: Path, config: RunConfig, result: RunResult, metrics: Metrics) -> None:
     """Writes the run's files into an existing ``directory``."""
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    write_columns(directory / REQUESTS, _request_columns(result.records))
-    write_columns(directory / STEPS, _step_columns(result.steps))
+    records, steps = result.records, result.steps
+    write_groups(directory / REQUESTS, (_request_columns(records, rows) for rows in row_groups(len(records))))
+    write_groups(directory / STEPS, (_step_columns(steps, rows) for rows in row_groups(len(steps))))
     write_json(directory / SUMMARY, metrics.to_dict())
     if result.token_times:
         write_columns(directory / TOKEN_TIMES, _token_columns(result.token_times))
@@ -200,13 +203,13 @@ def load_records(path: Path) -> Records:
     )
 
 
-def _request_columns(records: Records) -> dict[str, Column]:
-    ints = {name: int_column(getattr(records, name)) for name in (*_REQUEST_INTS, *_REQUEST_COUNTS)}
-    floats = {name: float_column(getattr(records, name)) for name in ("arrival_s", *_REQUEST_FLOATS)}
+def _request_columns(records: Records, rows: slice) -> dict[str, Column]:
+    ints = {name: int_column(getattr(records, name)[rows]) for name in (*_REQUEST_INTS, *_REQUEST_COUNTS)}
+    floats = {name: float_column(getattr(records, name)[rows]) for name in ("arrival_s", *_REQUEST_FLOATS)}
     texts = {
-        "request_id": text_column(records.request_id),
-        "state": category_column(records.state, STATES),
-        "reason": text_column(records.reason),
+        "request_id": text_column(records.request_id[rows]),
+        "state": category_column(records.state[rows], STATES),
+        "reason": text_column(records.reason[rows]),
     }
     columns = ints | floats | texts
     order = (
@@ -221,15 +224,15 @@ def _request_columns(records: Records) -> dict[str, Column]:
     return {name: columns[name] for name in order}
 
 
-def _step_columns(steps: StepLog) -> dict[str, Column]:
+def _step_columns(steps: StepLog, rows: slice) -> dict[str, Column]:
     columns = {
-        "start_s": float_column(steps.start_s),
-        "end_s": float_column(steps.end_s),
-        "instance": int_column(steps.instance),
-        "lane": category_column(steps.lane, steps.lane_names),
+        "start_s": float_column(steps.start_s[rows]),
+        "end_s": float_column(steps.end_s[rows]),
+        "instance": int_column(steps.instance[rows]),
+        "lane": category_column(steps.lane[rows], steps.lane_names),
     }
     for name in _STEP_COUNTS:
-        values = getattr(steps, name)
+        values = getattr(steps, name)[rows]
         columns[name] = float_column(values) if name == "predicted_s" else int_column(values)
     return columns
 

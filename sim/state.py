@@ -9,6 +9,7 @@ for one request as for two hundred.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from operator import sub
@@ -19,17 +20,34 @@ from numpy.typing import NDArray
 from policies.admission import blocks_for
 from policies.api import SLO, Chunk, Outcome
 from profiler.work import Work
+from sim.growing import GrowingColumns
 from sim.prefixcache import CachedPrefix, Chain
 
 Floats = NDArray[np.float64]
-Counts = NDArray[np.int64]
+Counts = NDArray[np.int32] | NDArray[np.int64]
 
 
-def counted(values: Floats, counts: Counts) -> tuple[Floats, Counts]:
-    """Distinct values in order and their counts added up, without those that add up to nothing; shapes (n,), (k,)."""
-    distinct, where = np.unique(values, return_inverse=True)
-    totals = np.bincount(where, weights=counts, minlength=len(distinct)).astype(np.int64)
-    return distinct[totals > 0], totals[totals > 0]
+def counted(parts: list[tuple[Floats, Counts]]) -> tuple[Floats, Counts]:
+    """Distinct values in order and their counts added up, without those that add up to nothing; shape (k,) each.
+
+    ``parts``, values and counts of shape (n,), are taken out of the list: long runs have millions, and nothing is held
+    that is not needed any more.
+    """
+    values = np.concatenate([part[0] for part in parts])
+    counts = np.concatenate([part[1] for part in parts])
+    parts.clear()
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    counts = counts[order]
+    del order
+    differs = np.ones(len(values), np.bool_)
+    differs[1:] = values[1:] != values[:-1]
+    values = values[differs]
+    firsts = np.flatnonzero(differs)
+    totals = np.add.reduceat(counts, firsts, dtype=np.int64) if len(firsts) else np.zeros(0, np.int64)
+    del counts, firsts, differs
+    kept = totals > 0
+    return values[kept], totals[kept]
 
 
 class RequestState:
@@ -166,12 +184,12 @@ class DecodeCohort:
         "started",
     )
 
-    def __init__(self, block_tokens: int, odd_gaps_s: list[float], tpot_s: float | None = None) -> None:
+    def __init__(self, block_tokens: int, odd_gaps_s: array[float], tpot_s: float | None = None) -> None:
         self._block_tokens = block_tokens
         self._tpot_s = tpot_s
         self._slack_keys: list[float] = []
         self._span_longest_s: list[float] = []
-        self._archive: list[tuple[Floats, Counts]] = []
+        self._archive = GrowingColumns({"gap_s": np.float64, "gap_count": np.int32})
         self.noted = 0
         self._odd_gaps_s = odd_gaps_s
         self.ending: dict[int, list[RequestState]] = {}
@@ -225,15 +243,18 @@ class DecodeCohort:
         old = spans * SPAN_STEPS
         if old < KEPT_STEPS // 2:
             return
-        self._archive.append(counted(np.array(self.gap_s[:old]), np.array(self.gap_count[:old])))
+        gap_s, counts = counted([(np.array(self.gap_s[:old]), np.array(self.gap_count[:old], np.int32))])
+        self._archive.extend((gap_s, counts))
         for noted in (self.end_s, self.gap_s, self.gap_count):
             del noted[:old]
         del self._span_longest_s[:spans]
         self.noted += old
 
-    def gaps(self) -> list[tuple[Floats, Counts]]:
-        """Inter-token times of whole steps and how many had them, in parts of shape (k,)."""
-        return [*self._archive, (np.array(self.gap_s), np.array(self.gap_count))]
+    def take_gaps(self) -> list[tuple[Floats, Counts]]:
+        """Inter-token times of whole steps and how many had them, in parts of shape (k,); to be asked for once."""
+        archived = self._archive.whole()
+        archive = (archived["gap_s"], archived["gap_count"])
+        return [archive, (np.array(self.gap_s), np.array(self.gap_count, np.int32))]
 
     def ends_s(self, first: int, end: int) -> list[float]:
         """Ends of steps ``first`` to ``end`` - 1, none of which is from before the oldest member joined."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 
 import numpy as np
@@ -14,10 +15,10 @@ from sim.launch import Launch
 from sim.prefixcache import PrefixCache
 from sim.records import PrefixUse, RunResult, StepLog
 from sim.requestlog import RequestLog
-from sim.state import DecodeCohort, RequestState, counted
+from sim.state import Counts, DecodeCohort, Floats, RequestState, counted
 from sim.steprows import StepRows, StepRun
 
-SPAN_STEPS = 1 << 20
+SPAN_STEPS = 1 << 16
 """Steps whose SM-seconds are added up at once."""
 
 Places = NDArray[np.intp]
@@ -88,7 +89,7 @@ class Tally:
         self,
         *,
         requests: RequestLog,
-        odd_gaps_s: list[float],
+        odd_gaps_s: array[float],
         cohorts: list[DecodeCohort],
         end_s: float,
         instances: int,
@@ -152,10 +153,9 @@ def _held(steps: StepLog, here: Places, cut: list[Launch], span_s: tuple[float, 
     return float((in_use * np.diff(times[order])).sum())
 
 
-def _distinct(odd_gaps_s: list[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:
+def _distinct(odd_gaps_s: array[float], cohorts: list[DecodeCohort]) -> tuple[np.ndarray, np.ndarray]:
     """Distinct inter-token times and their counts: those of whole steps, and the odd ones of single requests."""
-    found = [(np.array(odd_gaps_s), np.ones(len(odd_gaps_s), np.int64))]
+    found: list[tuple[Floats, Counts]] = [(np.array(odd_gaps_s), np.ones(len(odd_gaps_s), np.int32))]
     for cohort in cohorts:
-        found += cohort.gaps()
-    seconds, counts = (np.concatenate(column) for column in zip(*found, strict=True))
-    return counted(seconds, counts)
+        found += cohort.take_gaps()
+    return counted(found)

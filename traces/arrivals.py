@@ -9,6 +9,7 @@ nothing else.
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Protocol
@@ -219,7 +220,7 @@ class OpenArrivals:
             raise TraceError(
                 f"{trace.name}: arrivals must be 0 to {MAX_ARRIVAL_S:g} s and in order; sort the trace first"
             )
-        self._arrivals: list[float] = arrivals.tolist()
+        self._arrivals = array("d", arrivals.astype(np.float64).tobytes())
         self._requests = RequestColumns(trace)
         self._next = 0
 
@@ -286,21 +287,21 @@ class ClosedLoop:
 
 
 class RequestColumns:
-    """A trace's columns as lists: a million single requests are then made cheaply."""
+    """A trace's columns such that a million single requests are made cheaply, without a million numbers at hand."""
 
     __slots__ = ("_blocks", "_ids", "_outputs", "_prompts", "_sessions")
 
     def __init__(self, trace: Trace) -> None:
-        self._prompts: list[int] = trace.prompt_tokens.tolist()
-        self._outputs: list[int] = trace.output_tokens.tolist()
+        self._prompts = array("q", trace.prompt_tokens.astype(np.int64).tobytes())
+        self._outputs = array("q", trace.output_tokens.astype(np.int64).tobytes())
         self._ids, self._sessions, self._blocks = trace.request_ids, trace.session_ids, trace.block_hashes
 
     def make(self, index: int, arrival_s: float) -> Request:
         return Request(
-            request_id=str(index) if self._ids is None else self._ids[index],
-            arrival_s=arrival_s,
-            prompt_tokens=self._prompts[index],
-            output_tokens=self._outputs[index],
-            session_id=None if self._sessions is None else self._sessions[index],
-            block_hashes=() if self._blocks is None else self._blocks[index],
+            str(index) if self._ids is None else self._ids[index],
+            arrival_s,
+            self._prompts[index],
+            self._outputs[index],
+            None if self._sessions is None else self._sessions[index],
+            () if self._blocks is None else self._blocks[index],
         )

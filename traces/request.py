@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ MAX_ARRIVAL_S = 1e12
 """Some 30,000 years: a later arrival is a slip of units or a broken file, and floats of that size lose milliseconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """One request. ``arrival_s`` counts from the trace's start; ``block_hashes`` name its prefix blocks."""
 
     request_id: str
