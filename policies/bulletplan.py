@@ -74,7 +74,8 @@ class PrefillPlan(NamedTuple):
         forecast = self.pending(view)
         if self.next is None:
             return forecast
-        return TtftForecast(forecast.pending, tuple([outcome.ttft_ratio for outcome in view.outcomes]))
+        settled = [outcome.ttft_ratio > 1 for outcome in view.outcomes]
+        return TtftForecast(forecast.pending, len(settled), sum(settled))
 
     def drain_s(self, view: View, horizon: int) -> float:
         """Seconds of what is left with all, up to ``horizon`` requests, that waits and can follow."""

@@ -125,7 +125,7 @@ class Splitting:
             return decode_s(sms) / view.slo.tpot_limit_s
 
         def ttft(sms: int) -> float:
-            return max(1.0, savable.ratio(self.percentile, pace(total - sms)))
+            return max(1.0, savable.pending_ratio(self.percentile, pace(total - sms)))
 
         crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
         if crossing is None:

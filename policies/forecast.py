@@ -71,24 +71,22 @@ def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], 
 class TtftForecast(NamedTuple):
     """Predicted TTFTs: (seconds waited so far, seconds of prefill ahead at the reference share, limit) a request.
 
-    ``settled`` are TTFT over limit of requests that already have their first token. ``pace`` below is how many times
-    as long as at the reference share the prefill ahead takes.
+    ``settled`` requests already have their first token, ``missed`` of them after their limit. ``pace`` below is how
+    many times as long as at the reference share the prefill ahead takes.
     """
 
     pending: tuple[tuple[float, float, float], ...]
-    settled: tuple[float, ...] = ()
-
-    def ratio(self, share: float, pace: float = 1.0) -> float:
-        """The ``share`` percentile of TTFT over limit."""
-        ratios = [(waited + ahead * pace) / limit for waited, ahead, limit in self.pending]
-        return percentile([*ratios, *self.settled], share)
+    settled: int = 0
+    missed: int = 0
 
     def held(self, share: float, pace: float = 1.0) -> bool:
-        """Whether that percentile is within the limit."""
+        """Whether the ``share`` percentile of TTFT over limit is 1 or less."""
         late = [1 for waited, ahead, limit in self.pending if (waited + ahead * pace) / limit > 1]
-        return within(
-            share, len(late) + sum([ratio > 1 for ratio in self.settled]), len(self.pending) + len(self.settled)
-        )
+        return within(share, len(late) + self.missed, len(self.pending) + self.settled)
+
+    def pending_ratio(self, share: float, pace: float = 1.0) -> float:
+        """The ``share`` percentile of TTFT over limit of the pending requests."""
+        return percentile([(waited + ahead * pace) / limit for waited, ahead, limit in self.pending], share)
 
     def savable(self, best_pace: float) -> TtftForecast:
         """The pending requests that can still meet their limit, at the best pace there is."""
