@@ -54,13 +54,6 @@ def read_parquet(path: Path, options: ReadOptions) -> Rows:
     return rows
 
 
-def _release() -> None:
-    """Gives back what Arrow keeps of a file that has been read: of a million requests more than they take."""
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
-
-
 def _stored(path: Path) -> tuple[Any, dict[str, Any]]:
     """The file's table, known to be sound, and what :mod:`traces.saving` wrote about it."""
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -78,6 +71,13 @@ def _stored(path: Path) -> tuple[Any, dict[str, Any]]:
         reason = (str(error).splitlines() or ["damaged"])[0]
         raise TraceError(f"{path}: not a sound Parquet file ({reason}); make it again") from None
     return stored, about
+
+
+def _release() -> None:
+    """Gives back what Arrow keeps of a file that has been read: of a million requests more than they take."""
+    import pyarrow as pa
+
+    pa.default_memory_pool().release_unused()
 
 
 def _check_names(path: Path, names: Iterable[str]) -> None:
