@@ -34,11 +34,12 @@ def import_(
     json: Json = False,
 ) -> None:
     """Read kernel tables that others measured into a profile."""
-    from cli.output import print_json
+    from cli.output import print_json, searching
 
     target = _target(out, force)
     given = {"backend": backend, "version": version, "all_reduce": all_reduce, "fp8": fp8, "model": model}
-    profile = _read(format, paths or [], device, skip_bad, {name: text for name, text in given.items() if text})
+    with searching("reading tables", quiet=json):
+        profile = _read(format, paths or [], device, skip_bad, {name: text for name, text in given.items() if text})
     profile.save(target)
     if json:
         print_json({"path": str(target), **_document(profile)})

@@ -91,11 +91,14 @@ def fetch(
 ) -> None:
     """Fetch a public trace, checked, into the cache."""
     from cli.output import note, print_json, progress
+    from cli.writable import check_writable
     from traces import fetch as bring
     from traces.catalogue import known
     from traces.loading import sha256
 
     entry = known(name)
+    if to is not None:
+        check_writable(to / entry.file)
     total = None if entry.size_bytes is None else -(-entry.size_bytes // 1_000_000)
     with progress(f"fetching {name}", total, quiet=json) as tell:
         path = bring(name, to, mirror, progress=lambda done: tell(done // 1_000_000, "MB"))

@@ -168,6 +168,12 @@ def test_servegen_folders_are_cut_before_they_are_generated(tmp_path: Path) -> N
             ("convert", "workload:code", "t.csv", "--shrink", "0"),
             "lengths divided by 0; give a whole number of 1 or more",
         ),
+        (
+            ("info", "workload:code", "--shrink", "99999999999999999999"),
+            "lengths divided by 99999999999999999999; give",
+        ),
+        (("info", "workload:code", "--format", "azure"), "format azure is of a file, and workload:code is none"),
+        (("fetch", "azure-code-2023", "--to", "/proc/nowhere"), "cannot be written: No such file"),
         (("info", "workload:code", "--limit", "10000000000"), "ask for 100,000,000 at most"),
         (("info", "workload:code", "--arrivals", "poisson:1e-12"), r"beyond 1e\+12 s; raise the rate"),
         (("convert", "workload:code", "t.txt"), r"saved as \.csv or \.parquet"),

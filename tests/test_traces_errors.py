@@ -168,6 +168,20 @@ def test_arrivals_end_at_1e12_seconds(tmp_path: Path, name: str, text: str, good
         traces.load(path)
 
 
+@pytest.mark.parametrize(("mark", "word"), [(";", "semicolons"), ("\t", "tabs")])
+def test_columns_that_are_parted_by_something_else_are_told(mark: str, word: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,3\n".replace(",", mark))
+    with pytest.raises(TraceError, match=f"part columns by commas, not {word}"):
+        traces.load(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="there is no file that fails as it is read")
+def test_a_file_that_fails_as_it_is_read_is_named() -> None:
+    with pytest.raises(TraceError, match="/proc/self/mem: cannot be read: "):
+        traces.load("/proc/self/mem")
+
+
 def test_a_missing_file_and_a_plain_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         traces.load(tmp_path / "nothing.csv")

@@ -160,9 +160,9 @@ def shrunk(trace: Trace, factor: int) -> Trace:
     """Prompts and answers a ``factor``-th as long, rounded up, for a device too small for the real ones.
 
     Arrivals and sessions stay. Hashed prefix blocks are dropped: a hash stands for whole blocks of the long prompt.
-    TraceError for a factor below 1.
+    TraceError for a factor below 1, or above all lengths.
     """
-    if factor < 1:
+    if not 1 <= factor < 1 << 63:
         raise TraceError(f"lengths divided by {factor}; give a whole number of 1 or more, such as 8")
     if factor == 1:
         return trace

@@ -72,8 +72,10 @@ def detect(path: Path) -> str:
         found = next((key for key, kind in FORMATS.items() if kind.columns and {*kind.columns} <= have), None)
         shape = "columns"
     if found is None:
+        other = next((word for mark, word in ((";", "semicolons"), ("\t", "tabs")) if mark in "".join(have)), None)
+        remedy = f"part columns by commas, not {other}; our own has" if other else "our own has"
         raise TraceError(
-            f"{path}: line 1: no known format has the {shape} {', '.join(sorted(have))[:200]}; our own has "
+            f"{path}: line 1: no known format has the {shape} {', '.join(sorted(have))[:200] or '(none)'}; {remedy} "
             "request_id, arrival_s, prompt_tokens, output_tokens"
         )
     return found

@@ -35,6 +35,8 @@ def open_trace(
     """
     start_s, end_s = span_of(slice)
     if spec.startswith(WORKLOAD):
+        if format is not None:
+            raise TraceError(f"format {format} is of a file, and {spec} is none; leave it out")
         count = DEFAULT_REQUESTS if requests is None else requests
         trace = workload(spec.removeprefix(WORKLOAD), count, seed)
         return trace if slice is None else between(trace, start_s, end_s)

@@ -35,13 +35,13 @@ def served(directory: Path, row: Row) -> Run:
     """A cell of a sweep, simulated once more. Raises ValueError where it would not be the same run any more."""
     key = row["cell"]
     file = directory / CELLS / f"{key}.json"
-    document = read_json(file)
-    config = checked(RunConfig, document.get("config") if isinstance(document, dict) else None, f"{file}, config")
-    if fingerprint(config)[: len(key)] != key:
-        raise ValueError(
-            f"{file} was run by other code, or with other files, than there are now; run the sweep again, or leave"
-            " --distributions out"
-        )
+    try:
+        document = read_json(file)
+        config = checked(RunConfig, document.get("config") if isinstance(document, dict) else None, f"{file}, config")
+        if fingerprint(config)[: len(key)] != key:
+            raise ValueError(f"{file} was run by other code, or with other files, than there are now")
+    except ValueError as error:
+        raise ValueError(f"{error}; run the sweep again, or leave --distributions out") from None
     prepared = prepare(config)
     result = prepared.run()
     return Run(config=prepared.config, records=result.records, steps=result.steps, summary={})
