@@ -165,9 +165,14 @@ class KernelSumModel:
         except KeyError:
             starts, segments = self._add_pass(Work((), requests, requests), sms)
 
-        def pace(context: int) -> Estimate:
-            base, a_token, source = segments[bisect_right(starts, context) - 1]
-            return new(Estimate, (base + context * a_token, source))
+        def pace(contexts: range) -> tuple[list[float], list[Source]]:
+            place = bisect_right(starts, contexts[0]) - 1
+            if bisect_right(starts, contexts[-1]) - 1 == place:
+                base, a_token, source = segments[place]
+                return [base + context * a_token for context in contexts], [source] * len(contexts)
+            pieces = [segments[bisect_right(starts, context) - 1] for context in contexts]
+            seconds = [base + context * a_token for context, (base, a_token, _) in zip(contexts, pieces, strict=True)]
+            return seconds, [source for _, _, source in pieces]
 
         return pace
 

@@ -60,8 +60,8 @@ class LatencyModel(Protocol):
         ...
 
 
-Pace = Callable[[int], Estimate]
-"""Duration of a whole decode step at a context, the new tokens included."""
+Pace = Callable[[range], tuple[list[float], list[Source]]]
+"""Durations of whole decode steps at these contexts, ascending and the new tokens included, and what each rests on."""
 
 
 @runtime_checkable
@@ -85,7 +85,12 @@ class Pacer:
         if overlap is None and self._paced is not None:
             return self._paced.decode_pace(requests, sms)
         estimate = self._latency.estimate
-        return lambda context: estimate(Work((), requests, context, None, True, 0, overlap), sms)
+
+        def pace(contexts: range) -> tuple[list[float], list[Source]]:
+            found = [estimate(Work((), requests, context, None, True, 0, overlap), sms) for context in contexts]
+            return [seconds for seconds, _ in found], [source for _, source in found]
+
+        return pace
 
 
 def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Work) -> Callable[[int], float]:

@@ -109,20 +109,17 @@ class Coast:
             count = min(count, 2 + int((bound_s - now) / self._pace_s)) if bound_s > now else 1
         first = cohort.context_tokens + decodes
         contexts = range(first, first + count * decodes, decodes)
-        pace = self._predictor.decode_pace(decodes, step.sms, step.overlap)
-        predicted = [pace(context) for context in contexts]
-        self._pace_s = predicted[-1][0]
-        seconds = [one[0] for one in predicted]
-        durations_s = seconds
+        predicted_s, sources = self._predictor.decode_pace(decodes, step.sms, step.overlap)(contexts)
+        durations_s = predicted_s
         if self._truth is not None:
-            pace = self._truth.decode_pace(decodes, step.sms, step.overlap)
-            durations_s = [pace(context)[0] for context in contexts]
+            durations_s, _ = self._truth.decode_pace(decodes, step.sms, step.overlap)(contexts)
+        self._pace_s = durations_s[-1]
         phase = (started + 1) % size
         demands = (cohort.growing[phase:] + cohort.growing[:phase]) * (count // size + 1)
         return Planned(
             contexts,
-            seconds,
-            [one[1] for one in predicted],
+            predicted_s,
+            sources,
             list(accumulate(durations_s, initial=now)),
             list(accumulate(demands[:count], sub, initial=instance.ledger.free)),
         )

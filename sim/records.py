@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Counts = NDArray[np.int32] | NDArray[np.int64]
+Counts = NDArray[np.integer[Any]]
 
 STATES = ("finished", "rejected", "running", "waiting")
 """How a request stood when the run ended; ``Records.state`` indexes this."""
@@ -49,7 +50,7 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepLog:
-    """One row a step, in order of completion; every column has shape (n,), counts in 32 bits as a run leaves them.
+    """One row a step, in order of completion; every column has shape (n,), counts in 16 or 32 bits from a run.
 
     ``sms`` is the share a device of the instance gave it (0 on the link), ``layers`` how many of the model's
     layers it ran, ``predicted_s`` what its latency model said at launch; ``waiting`` and ``free_blocks`` are the

@@ -81,9 +81,10 @@ class RequestLog:
             self._flush()
         columns = self._columns.whole()
         order = np.argsort(columns.pop("index"))
-        ids, reasons = self._ids, self._reasons
+        ids, self._ids = tuple([self._ids[place] for place in order]), []
+        reasons, self._reasons = tuple([self._reasons[place] for place in order]), []
         return Records(
-            request_id=tuple([ids[place] for place in order]),
-            reason=tuple([reasons[place] for place in order]),
+            request_id=ids,
+            reason=reasons,
             **{name: columns.pop(name)[order] for name in list(columns)},
         )

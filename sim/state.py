@@ -36,7 +36,8 @@ def counted(parts: list[tuple[Floats, Counts]]) -> tuple[Floats, Counts]:
     values = np.concatenate([part[0] for part in parts])
     counts = np.concatenate([part[1] for part in parts])
     parts.clear()
-    order = np.argsort(values, kind="stable")
+    # In half of its bytes, before the sorted columns are made beside the others.
+    order = np.argsort(values).astype(np.uint32)
     values = values[order]
     counts = counts[order]
     del order
