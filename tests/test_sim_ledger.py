@@ -61,7 +61,7 @@ def test_what_is_left_of_a_request_is_what_a_queue_of_named_blocks_says(moves, d
     for move, owner in moves:
         if move == "admit" and owner not in held:
             kept = named.found(owner)
-            blocks = data.draw(st.integers(max(1, len(kept)), 8))
+            blocks = data.draw(st.integers(max(1, len(kept)), max(8, len(kept))))
             if blocks > ledger.free:
                 continue
             here[owner] = away.pop(owner)
