@@ -74,7 +74,8 @@ def test_what_is_left_of_a_request_is_what_a_queue_of_named_blocks_says(moves, d
             held[owner] += named.take(1)
         elif move in ("push out", "finish") and owner in held:
             blocks_held, prefix = held.pop(owner), here.pop(owner)
-            tokens = data.draw(st.integers(SIZE * (len(blocks_held) - 1) + 1, SIZE * len(blocks_held)))
+            fewest = max(SIZE * (len(blocks_held) - 1) + 1, SIZE * prefix.blocks)  # what was found is not lost again
+            tokens = data.draw(st.integers(fewest, SIZE * len(blocks_held)))
             kept_whole = tokens // SIZE if move == "push out" else prefix.blocks
             named.give(owner, blocks_held, kept_whole)
             prefix.extend(tokens // SIZE, own=move == "push out")
