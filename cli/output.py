@@ -33,20 +33,21 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
     """
     columns = list(zip(head, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    _narrow(widths, [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns])
-    _narrow(widths, [NARROWEST if place < left else width for place, width in enumerate(widths)])
+    _narrow(widths, [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns], by=WIDTH)
+    _narrow(widths, [NARROWEST if place < left else width for place, width in enumerate(widths)], by=1)
     rule = "  ".join("-" * width for width in widths)
     first, *others = (_aligned(row, widths, left) for row in (head, *rows))
     return "\n".join([*first, rule, *(line for lines in others for line in lines)])
 
 
-def _narrow(widths: list[int], least: Sequence[int]) -> None:
-    """Takes from the widest columns, none below its ``least``, until all fit WIDTH or nothing is left to take."""
+def _narrow(widths: list[int], least: Sequence[int], *, by: int) -> None:
+    """Takes so much from the widest column, none below its ``least``, until all fit or nothing is left to take."""
     while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
         loose = [place for place, width in enumerate(widths) if width > least[place]]
         if not loose:
             return
-        widths[max(loose, key=widths.__getitem__)] -= 1
+        widest = max(loose, key=widths.__getitem__)
+        widths[widest] = max(widths[widest] - by, least[widest])
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
