@@ -2,8 +2,10 @@
 
     python benchmarks/decisions.py [--requests 600] [--policy bullet]
 
-Every call of ``decide`` in a run is timed by the clock, the timer's own cost (some 0.1 us) included; the garbage
-collector is off, as in every run. Means and quantiles are over all decisions of the run, the trivial ones included.
+Every call of ``decide`` in a run is timed by its thread's CPU time, the timer's own (some 0.3 us) included; the
+garbage collector is off, as in every run. Means and quantiles are over all decisions of the run, the trivial ones
+included. A latency model works out each shape when it is first asked, and a run meets most of its shapes once. So each
+run is served twice by one model: the second time, *again*, all tables are filled, and what is left is the policy's own.
 """
 
 from __future__ import annotations
@@ -64,14 +66,14 @@ class Timed:
         return self.policy.lanes(role)
 
     def decide(self, view: View) -> Decision:
-        start = time.perf_counter()
+        start = time.thread_time()
         decision = self.policy.decide(view)
-        self.seconds.append(time.perf_counter() - start)
+        self.seconds.append(time.thread_time() - start)
         return decision
 
 
-def decisions_us(policy: str, workload: str, rate: float, requests: int) -> np.ndarray:
-    """Microseconds of each decision of a run, shape (n,)."""
+def decisions_us(policy: str, workload: str, rate: float, requests: int) -> tuple[np.ndarray, np.ndarray]:
+    """Microseconds of each decision of a run, shape (n,): the first time, and again."""
     settings = {
         "trace": f"workload:{workload}",
         "rate": rate,
@@ -82,10 +84,11 @@ def decisions_us(policy: str, workload: str, rate: float, requests: int) -> np.n
         "slo": PAPER_SLOS[workload],
     }
     prepared = prepare(checked(RunConfig, settings, f"{policy} on {workload}"))
-    timed = Timed(policy=prepared.policy)
-    # A policy in all but that its name is a property.
-    replace(prepared, policy=cast(Policy, timed)).run()
-    return 1e6 * np.array(timed.seconds)
+    first, again = Timed(policy=prepared.policy), Timed(policy=prepared.policy)
+    for timed in (first, again):
+        # A policy in all but that its name is a property.
+        replace(prepared, policy=cast(Policy, timed)).run()
+    return 1e6 * np.array(first.seconds), 1e6 * np.array(again.seconds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,24 +101,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, load {about['load']} before the first run"
     )
-    rows, every = [], []
+    rows, firsts, agains = [], [], []
     for workload, rates in RATES.items():
         for rate in rates:
-            found = decisions_us(given.policy, workload, rate, given.requests)
-            every.append(found)
-            rows.append((workload, f"{rate:g}", *numbers(found)))
-    rows.append(("all", "", *numbers(np.concatenate(every))))
-    header = ("workload", "requests/s", "decisions", "mean, us", "P50", "P90", "P99", "max")
+            first, again = decisions_us(given.policy, workload, rate, given.requests)
+            firsts.append(first)
+            agains.append(again)
+            rows.append((workload, f"{rate:g}", *numbers(first, again)))
+    rows.append(("all", "", *numbers(np.concatenate(firsts), np.concatenate(agains))))
+    header = (
+        "workload",
+        "requests/s",
+        "decisions",
+        "mean, us",
+        "P50",
+        "P90",
+        "P99",
+        "max",
+        "again: mean",
+        "P50",
+        "P99",
+    )
     table(f"{given.policy}: {MODEL} on {DEVICE}, {given.requests} requests a run", header, rows)
     asked = ", ".join(f"{name} {limit:g} us" for name, limit in REQUIRED_US.items())
     print(f"Asked for, over all decisions: {asked}")
     return 0
 
 
-def numbers(found: np.ndarray) -> tuple[str, ...]:
+def numbers(first: np.ndarray, again: np.ndarray) -> tuple[str, ...]:
     """Columns of the table from decisions' microseconds, shape (n,)."""
-    quantiles = np.quantile(found, [0.5, 0.9, 0.99, 1.0])
-    return (str(len(found)), f"{found.mean():.1f}", *(f"{one:.1f}" for one in quantiles))
+    found = (first.mean(), *np.quantile(first, [0.5, 0.9, 0.99, 1.0]), again.mean(), *np.quantile(again, [0.5, 0.99]))
+    return (str(len(first)), *(f"{one:.1f}" for one in found))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class FittedModel(KernelSumModel):
     calibration: DeviceCalibration
 
     def _make_table(self, shard: Shard) -> StepTable:
-        calibration = _tabulated(self.calibration)
+        calibration = tabulated(self.calibration)
         # The trees answer for all sizes of a kernel at once: now, not while requests wait.
         for kernel in shard.kernels(Work(((1, 0),), 1, 1)):
             calibration.alphas(kernel)
@@ -35,8 +35,9 @@ class FittedModel(KernelSumModel):
 
 
 @lru_cache(maxsize=8)
-def _tabulated(calibration: DeviceCalibration) -> ShardCalibration:
-    # Its grids depend on kernels' dimensions alone: the cells of a sweep ask the trees once, not once a cell.
+def tabulated(calibration: DeviceCalibration) -> ShardCalibration:
+    """One for all models on a device: its grids depend on kernels' dimensions alone, so that the cells of a sweep ask
+    the trees once, not once a cell."""
     return ShardCalibration(calibration)
 
 

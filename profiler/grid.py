@@ -51,24 +51,34 @@ class Grid:
 
     def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
         """(alphas, source) between the knots around ``at``; a knot's own where it is one, extrapolated beyond them."""
-        alphas, source = self._between(at)
+        if self._single is not None and len(self._varying) == 1:
+            alphas, source = self._on_line(self._single, at)
+            if len(self.axes) == 1:
+                return alphas, source
+        else:
+            alphas, source = self._between(at)
         for axis, value in zip(self.axes, at, strict=True):
             if not axis.knots[0] <= value <= axis.knots[-1]:
                 return alphas, "extrapolated"
         return alphas, source
 
+    def _on_line(self, logs: list[float], at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+        """:meth:`alphas` of the usual grid: one axis varies, and each of its knots has one number."""
+        place, axis, _ = self._varying[0]
+        value, sources = at[place], self.sources
+        low, share = axis.place(value)
+        log, source = logs[low], sources[low]
+        if share:
+            log += share * (logs[low + 1] - log)
+            if source != "extrapolated":
+                source = "extrapolated" if sources[low + 1] == "extrapolated" else "interpolated"
+        elif not axis.knots[0] <= value <= axis.knots[-1]:
+            source = "extrapolated"
+        return (math.exp(log),), source
+
     def _between(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
         """As ``alphas``, held at the borders."""
         single, sources = self._single, self.sources
-        if single is not None and len(self._varying) == 1:
-            place, axis, _ = self._varying[0]
-            low, share = axis.place(at[place])
-            log, source = single[low], sources[low]
-            if share:
-                log += share * (single[low + 1] - log)
-                if source != "extrapolated":
-                    source = "extrapolated" if sources[low + 1] == "extrapolated" else "interpolated"
-            return (math.exp(log),), source
         corners = [(0, 1.0)]
         for place, axis, stride in self._varying:
             low, share = axis.place(at[place])

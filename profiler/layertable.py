@@ -128,16 +128,19 @@ class LayerTable:
         return known.get(tokens) or put(known, tokens, self._sum_on(self._kernels_of("embedding", tokens), sms))
 
     def _layer(self, tokens: int, sms: int) -> Times:
+        known = self.layers[sms].get(tokens)
+        if known is not None:
+            return known
         sums = self._sums.get(tokens)
         if sums is None:
             kernels = self._kernels_of("layer", tokens)
             if not self._knots or self._asked.setdefault(tokens, sms) == sms:
-                return self._sum_on(kernels, sms)
+                return put(self.layers[sms], tokens, self._sum_on(kernels, sms))
             # Imported here for numpy's sake: see StepTable.
             from profiler.everyshare import Sums
 
             sums = self._sums[tokens] = Sums(self._clock, kernels)
-        return sums.on(sms)
+        return put(self.layers[sms], tokens, sums.on(sms))
 
     def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:
         time = self._clock.time

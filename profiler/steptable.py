@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from profiler.decodetable import DecodeKnots
 
 
+RECENT_BATCHES = 1024
+"""Batches of prompts whose attention kernel is kept: one is asked for on several shares, and then no more."""
+
+
 class Calibration(Protocol):
     """What measurements say of a kernel: the same kernel with its ``alphas`` and ``source``."""
 
@@ -276,7 +280,7 @@ class StepTable:
                 raise _bad(work)
         kernel, calibration = self._shard.attention_prefill(prefill), self._calibration
         alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
-        return put(self._attention_kernels, prefill, (kernel, alphas, source))
+        return put(self._attention_kernels, prefill, (kernel, alphas, source), RECENT_BATCHES)
 
     def _add_attention_cost(self, prefill: Chunks, work: Work) -> Cost:
         kernel, _, _ = self._attention_kernels.get(prefill) or self._add_attention_kernel(prefill, work)
