@@ -141,8 +141,8 @@ class Splitting:
         latest = outcomes[-1] if outcomes else None
         if latest is state.latest:
             return state
-        past = [outcome.tpot_ratio for outcome in outcomes if outcome.tpot_ratio is not None]
-        held = within(self.percentile, sum([ratio > 1 for ratio in past]), len(past))
+        missed = [ratio > 1 for _, ratio in outcomes if ratio is not None]
+        held = within(self.percentile, sum(missed), len(missed))
         return state._replace(latest=latest, past_tpot_held=held)
 
 

@@ -28,13 +28,13 @@ class Alphas(NamedTuple):
     def after(self, observed: Sequence[Observation]) -> Alphas:
         """With the steps that have finished since; the same where there is none."""
         prefill, decode, latest = self
-        position = len(observed) - 1
-        if position < 0 or observed[position] == latest:
-            return self
-        fresh = [observed[position]]
-        while position > 0 and (seen := observed[position - 1]) != latest:
+        fresh = []
+        for seen in reversed(observed):
+            if seen == latest:
+                break
             fresh.append(seen)
-            position -= 1
+        if not fresh:
+            return self
         for seen in reversed(fresh):
             error = seen.measured_s / seen.predicted_s
             if seen.work.prefill:

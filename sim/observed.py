@@ -60,6 +60,9 @@ class ObservedSteps(Sequence[Observation]):
     def __len__(self) -> int:
         return len(self._seen())
 
+    def __reversed__(self) -> Iterator[Observation]:
+        return reversed(self._seen())
+
     @overload
     def __getitem__(self, index: int) -> Observation: ...
     @overload
