@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 import pytest
 
 from profiler import fitted, roofline
+from profiler.decodetable import DecodeTable
 from profiler.devicecalibration import built_in
 from profiler.everyshare import SOURCES, Sums, on_every_share
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
-from profiler.latency import decode_beside
+from profiler.latency import Estimate, LatencyModel, decode_beside, prefill_passes
+from profiler.layertable import cost_of
 from profiler.shardcalibration import ShardCalibration
+from profiler.specs import DeviceSpec, ModelSpec
 from profiler.times import added
 from profiler.work import Work
 
@@ -24,6 +29,37 @@ CASES = [
     ("Llama-3.1-8B", "RTX-4090", 1),
     ("Qwen3-235B-A22B-FP8", "H100", 8),
 ]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A latency model of which no more is known than that it is one."""
+
+    inner: LatencyModel
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.inner.model
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self.inner.device
+
+    @property
+    def tensor_parallel(self) -> int:
+        return self.inner.tensor_parallel
+
+    def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
+        return self.inner.estimate(work, sms, beside, beside_sms)
+
+    def cost(self, work: Work) -> tuple[float, float]:
+        return self.inner.cost(work)
+
+    def ceilings(self, sms: int) -> tuple[float, float]:
+        return self.inner.ceilings(sms)
+
+    def kv_capacity_tokens(self, memory_fraction: float) -> int:
+        return self.inner.kv_capacity_tokens(memory_fraction)
 
 
 @cache
@@ -73,6 +109,65 @@ def test_a_split_after_another_is_estimated_as_each_alone(case: tuple[str, str, 
             requests = draw.randint(1, 300)
             context = requests * draw.randint(1, 3000)
             seconds = decode_beside(latency, requests, context, group)
+            plain = decode_beside(Plain(latency), requests, context, group)
             for sms in {1, total, *draw.sample(range(1, total), 4)}:
                 alone = latency.estimate(Work((), requests, context), sms, group, max(1, total - sms))
-                assert seconds(sms) == alone.seconds
+                assert seconds(sms) == plain(sms) == alone.seconds
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_batches_tabulated_together_are_those_tabulated_alone(case: tuple[str, str, int]) -> None:
+    """Seconds and sources of decode attention: a block of batches against the kernels at its knots one by one."""
+    _, device, ways = case
+    whole = built_in(device)
+    assert whole is not None
+    calibration, shard = ShardCalibration(whole), Shard(model(*case).model, whole.device, ways)
+    table = DecodeTable(
+        shard, calibration.clock, lambda kernels: list(map(calibration.calibrated, kernels)), calibration
+    )
+    for requests in (1, 2, 15, 16, 100, 700):
+        points = table.points(requests, 1)
+        for sms in (1, 30, whole.device.sms - 1, whole.device.sms):
+            pieces = table.add(requests, sms)
+            times = [calibration.clock.time(point, sms) for point in points]
+            assert pieces.starts == [math.ceil(point.size) for point in points[:-1]]
+            for place, (one, two) in enumerate(pairwise(times)):
+                a_token = (two.seconds - one.seconds) / (points[place + 1].size - points[place].size)
+                assert pieces.a_token[place] == a_token
+                assert pieces.at_zero[place] == one.seconds - a_token * points[place].size
+                moved = two.bound == "dram"
+                assert pieces.dram_at_zero[place] == (pieces.at_zero[place] if moved else 0.0)
+                assert pieces.dram_a_token[place] == (a_token if moved else 0.0)
+                weaker = max(SOURCES.index(one.source), SOURCES.index(two.source), SOURCES.index("interpolated"))
+                assert pieces.sources[place] == SOURCES[weaker]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_was_asked_before_changes_no_answer(case: tuple[str, str, int]) -> None:
+    """Estimates and costs of one launch on many shares, in two orders, and of another model's tables."""
+    draw = random.Random(3)
+    launches = [
+        (Work(((draw.randint(1, 9000), 0),), draw.choice((0, 5)), 500, draw.choice((None, 4))), sms)
+        for _ in range(30)
+        for sms in draw.sample(range(1, model(*case).device.sms), 3)
+    ]
+    launches = [
+        (work if work.decode_requests else work._replace(decode_context_tokens=0), sms) for work, sms in launches
+    ]
+    one, other = fitted(*case), fitted(*case)
+    forwards = [(one.estimate(*launch), one.cost(launch[0])) for launch in launches]
+    backwards = [(other.estimate(*launch), other.cost(launch[0])) for launch in reversed(launches)]
+    assert forwards == backwards[::-1]
+    for work, _ in launches:
+        if work.layers is None:
+            assert one.cost(work) == pytest.approx(cost_of(one.kernels_of(work)), rel=1e-12)
+
+
+@pytest.mark.parametrize("latency", [model("Llama-3.1-8B", "A100-80G", 1), roofline("Llama-3.1-8B", "A100-80G")])
+def test_a_pass_after_another_is_estimated_as_each_alone(latency: KernelSumModel) -> None:
+    """By the model's own method and by that of models that have none."""
+    passes = prefill_passes(latency, 50)
+    plain = prefill_passes(Plain(latency), 50)
+    for chunks in (((100, 0),), ((100, 0), (2000, 30)), ((7, 0),) * 9, ((100, 0),)):
+        work = Work(prefill=chunks)
+        assert passes(chunks) == plain(chunks) == (latency.estimate(work, 50).seconds, latency.cost(work)[0])
