@@ -32,15 +32,17 @@ new = tuple.__new__
 class Coasting:
     """A decode step that an instance repeats: ``taken`` times so far, the last time until ``now_s``.
 
-    The next one ends at ``end_s``, once that is known. ``stopped``: a request has ended, or KV is short for the next.
+    The next one ends at ``end_s``, once that is known, and is launch ``number`` if it becomes one. ``stopped``: a
+    request has ended, or KV is short for the next.
     """
 
-    __slots__ = ("end_s", "instance", "now_s", "step", "stopped", "taken")
+    __slots__ = ("end_s", "instance", "now_s", "number", "step", "stopped", "taken")
 
-    def __init__(self, instance: Instance, step: Step, now_s: float) -> None:
+    def __init__(self, instance: Instance, step: Step, now_s: float, number: int = -1) -> None:
         self.instance = instance
         self.step = step
         self.now_s = now_s
+        self.number = number
         self.end_s = UNKNOWN
         self.taken = 0
         self.stopped = False

@@ -18,7 +18,10 @@ from sim.view import Clock
 
 
 class Coasts:
-    """``launch`` begins a step at the clock's present, ``changed`` are the instances about which to ask the policy."""
+    """``launch`` begins a step of an instance, by its number, at the clock's present.
+
+    ``changed`` hears about which instance the policy is to be asked.
+    """
 
     def __init__(
         self,
@@ -27,7 +30,7 @@ class Coasts:
         executor: Coaster,
         clock: Clock,
         effects: Effects,
-        launch: Callable[[Instance, Step], None],
+        launch: Callable[[Instance, Step, int], None],
         changed: Callable[[Instance], None],
     ) -> None:
         self._coast = coast
@@ -38,9 +41,9 @@ class Coasts:
         self._changed = changed
         self.under_way: dict[int, Coasting] = {}
 
-    def begin(self, instance: Instance, step: Step) -> None:
-        """From now on the instance repeats a decode step, with nothing beside it."""
-        self.under_way[instance.index] = Coasting(instance, step, self._clock.now_s)
+    def begin(self, instance: Instance, step: Step, number: int) -> None:
+        """From now on the instance repeats a decode step, with nothing beside it; ``number`` as of a launch."""
+        self.under_way[instance.index] = Coasting(instance, step, self._clock.now_s, number)
 
     def end(self, instance: Instance) -> None:
         """Something is about to touch the instance."""
@@ -49,7 +52,7 @@ class Coasts:
             return
         clock, now = self._clock, self._clock.now_s
         clock.now_s = coasting.now_s
-        self._launch(instance, coasting.step)
+        self._launch(instance, coasting.step, coasting.number)
         clock.now_s = now
 
     def end_all(self) -> None:

@@ -79,6 +79,7 @@ class SimExecutor:
         self._env = simpy.Environment()
         self._now_s = 0.0
         self._flying = 0
+        self._newest = -1
         self._unscheduled: dict[_Flight, None] = {}
         self._computing: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._sending: defaultdict[int, list[_Flight]] = defaultdict(list)
@@ -105,8 +106,10 @@ class SimExecutor:
             flight.duration_s = self._duration_s(flight)
         self._flying += 1
         self._set_end(flight, launch.start_s)
-        if launch.start_s < self._now_s:
+        if launch.launch_id < self._newest:
             self._put_in_order(flight)
+        else:
+            self._newest = launch.launch_id
 
     def next(self, until_s: float | None) -> Completion | None:
         ended, limit = self._ended, NEVER if until_s is None else until_s
@@ -203,8 +206,8 @@ class SimExecutor:
 
     def _put_in_order(self, late: _Flight) -> None:
         """Moves one that has begun earlier than it was told to before those that have begun or changed since."""
-        unscheduled = self._unscheduled
-        for flight in [flight for flight in unscheduled if flight.rated_s > late.rated_s]:
+        unscheduled, place = self._unscheduled, (late.rated_s, late.launch.launch_id)
+        for flight in [flight for flight in unscheduled if (flight.rated_s, flight.launch.launch_id) > place]:
             unscheduled[flight] = unscheduled.pop(flight)
 
     def _on_timeout(self, event: Event) -> None:

@@ -69,7 +69,7 @@ class ServingLoop:
         self._tally = Tally(model_layers=latency.model.layers, keep_token_times=keep_token_times)
         self._log = RequestLog()
         self._flights: dict[int, Launch] = {}
-        self._launches = 0
+        self._launches = -1
         self._instances = [self._build(index, role) for index, role in enumerate(self._policy.roles(instances))]
         self._front = [i for i in self._instances if i.role != "decode"]
         self._back = [i for i in self._instances if i.role == "decode"]
@@ -272,10 +272,10 @@ class ServingLoop:
                     if instance.cache is not None:
                         instance.take_back(steps)
                     if coasts is not None and len(steps) == 1 and self._repeats(instance, steps[0]):
-                        coasts.begin(instance, steps[0])
+                        coasts.begin(instance, steps[0], self._next_number())
                     else:
                         for step in steps:
-                            self._launch(instance, step)
+                            self._launch(instance, step, self._next_number())
                             if self._check_every_step:
                                 self.check()
                 except PolicyError as error:
@@ -293,7 +293,12 @@ class ServingLoop:
         alone = (peer is None or not peer.busy) and cohort.started == cohort.completed
         return at_once and alone and bool(cohort.members) and cohort.block_demand <= instance.ledger.free
 
-    def _launch(self, instance: Instance, step: Step) -> None:
+    def _next_number(self) -> int:
+        """What identifies a launch, or the coast that may become one: in order of decisions."""
+        self._launches += 1
+        return self._launches
+
+    def _launch(self, instance: Instance, step: Step, number: int) -> None:
         lane = instance.idle_lane(step)
         for victim in step.preempt:
             self._preempt(instance, victim)
@@ -316,10 +321,9 @@ class ServingLoop:
         lane.started_s, lane.predicted_s = now, predicted.seconds + delay_s
         waiting, free_blocks = len(instance.waiting), instance.ledger.free
         decoding = tuple(instance.cohort.members.values()) if self._holder and step.decode else ()
-        what = (self._launches, instance.index, step, work, now, beside, beside_sms, predicted)
+        what = (number, instance.index, step, work, now, beside, beside_sms, predicted)
         launch = new(Launch, (*what, self._latency, waiting, free_blocks, source, decoding, delay_s))
-        self._flights[self._launches] = launch
-        self._launches += 1
+        self._flights[number] = launch
         self._executor.start(launch)
 
     def _preempt(self, instance: Instance, progress: RequestProgress) -> None:

@@ -72,10 +72,10 @@ class Solo:
             if step is not None:
                 self._run(step, NEVER if due is None else due)
             elif due is None:
-                return
+                break
             else:
                 clock.now_s = due
-                self._executor.jump(due)
+        self._executor.jump(clock.now_s)
 
     def _decide(self) -> Step | None:
         instance = self._instance
@@ -101,7 +101,6 @@ class Solo:
                 ended = self._coast.run(coasting, begin_s=due_s)
                 if coasting.taken:
                     clock.now_s = coasting.now_s
-                    self._executor.jump(coasting.now_s)
                     self._admit(due_s, clock.now_s)
                     self._effects.decoded(instance, ended)
                     if self._check is not None:
@@ -120,7 +119,6 @@ class Solo:
         truth = self._executor.truth
         seconds = predicted[0] if truth is self._latency else truth.estimate(work, sms)[0]
         clock.now_s = end_s = start_s + seconds
-        self._executor.jump(end_s)
         self._admit(due_s, end_s)
         lane.ended(start_s, predicted[0], sms)
         if step.decode:

@@ -129,8 +129,7 @@ class RequestState:
         first, last = self.first_token_s, self.emitted_s
         assert first is not None
         assert last is not None
-        tpot_s = None if self.emitted == 1 else (last - first) / (self.emitted - 1)
-        tpot_ratio = None if tpot_s is None else tpot_s / slo.tpot_limit_s
+        tpot_ratio = None if self.emitted == 1 else (last - first) / (self.emitted - 1) / slo.tpot_limit_s
         return Outcome((first - self.arrival_s) / slo.ttft_limit_s(self.prompt_tokens), tpot_ratio)
 
     @property
@@ -188,7 +187,7 @@ class DecodeCohort:
     def __init__(self, block_tokens: int, odd_gaps_s: array[float], tpot_s: float | None = None) -> None:
         self._block_tokens = block_tokens
         self._tpot_s = tpot_s
-        self._slack_keys: list[float] = []
+        self._slack_keys: list[float] | None = None
         self._span_longest_s: list[float] = []
         self._archive = GrowingColumns({"gap_s": np.float64, "gap_count": np.int32})
         self.noted = 0
@@ -215,14 +214,14 @@ class DecodeCohort:
         self.growing[self._phase(request)] += 1
         self.ending.setdefault(self.started + remaining_tokens, []).append(request)
         self.fresh.append(request)
-        if self._tpot_s is not None:
-            insort(self._slack_keys, self._slack_key(request, self._tpot_s))
+        if self._slack_keys is not None:
+            insort(self._slack_keys, self._slack_key(request))
 
     def leave(self, request: RequestState) -> None:
         """Removes a member and fixes its token count, last token time and longest gap on it."""
         steps = request.decode_steps
-        if self._tpot_s is not None:
-            del self._slack_keys[bisect_left(self._slack_keys, self._slack_key(request, self._tpot_s))]
+        if self._slack_keys is not None:
+            del self._slack_keys[bisect_left(self._slack_keys, self._slack_key(request))]
         if steps > 1:
             longest = self._longest_gap_s(request.joined_step + 2, request.joined_step + steps + 1)
             request.itl_max_s = max(longest, request.itl_max_s or 0.0)
@@ -343,17 +342,19 @@ class DecodeCohort:
         """See :meth:`policies.api.View.decode_slack_s`.
 
         A member's slack is tpot * tokens - (now - first). Tokens grow with the step counter alone, so the order of
-        members by slack never changes while they stay, and one sorted list serves every step.
+        members by slack never changes while they stay, and one sorted list serves every step, once anybody has asked.
         """
-        keys, tpot_s = self._slack_keys, self._tpot_s
-        if tpot_s is None or not keys:
+        if self._tpot_s is None or not self.members:
             return math.inf
-        return keys[len(keys) - math.ceil(share * len(keys))] + tpot_s * self.completed - now_s
+        if self._slack_keys is None:
+            self._slack_keys = sorted(map(self._slack_key, self.members.values()))
+        keys = self._slack_keys
+        return keys[len(keys) - math.ceil(share * len(keys))] + self._tpot_s * self.completed - now_s
 
-    @staticmethod
-    def _slack_key(request: RequestState, tpot_s: float) -> float:
+    def _slack_key(self, request: RequestState) -> float:
         assert request.first_token_s is not None
-        return tpot_s * (request.emitted - request.joined_step) + request.first_token_s
+        assert self._tpot_s is not None
+        return self._tpot_s * (request.emitted - request.joined_step) + request.first_token_s
 
     def _phase(self, request: RequestState) -> int:
         return (request.joined_step + 1 - request.prefill_tokens) % self._block_tokens
