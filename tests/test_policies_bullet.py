@@ -17,7 +17,7 @@ from policies import SLO, Bullet, Chunk, Decision
 from policies.api import Observation
 from policies.bullet_eager import BulletEager
 from policies.bulletsplit import State
-from policies.forecast import fewest, percentile
+from policies.forecast import TtftForecast, fewest, percentile
 from policies.recalibration import UNCORRECTED, WEIGHT, Alphas
 from policies.twolanes import DECODE, PREFILL
 from profiler.constant import ConstantRateModel
@@ -357,3 +357,11 @@ def test_percentile_is_the_nearest_rank():
     assert percentile([3, 1, 2], 0.5) == 2
     assert percentile(range(1, 11), 0.9) == 9
     assert percentile([], 0.9) == float("-inf")
+
+
+@given(st.lists(st.floats(0, 2) | st.just(1.0), max_size=30), st.lists(st.booleans(), max_size=9), st.floats(0.01, 1))
+def test_a_limit_is_held_where_the_percentile_is_within_it(pending: list[float], settled: list[bool], share: float):
+    """Counting those beyond the limit says the same as the percentile, which needs them in order."""
+    forecast = TtftForecast(tuple((ratio, 0.0, 1.0) for ratio in pending), len(settled), sum(settled))
+    ratios = [*pending, *(2.0 if missed else 0.0 for missed in settled)]
+    assert forecast.held(share) == (percentile(ratios, share) <= 1)
