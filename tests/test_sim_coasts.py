@@ -1,0 +1,87 @@
+"""Instances that coast: what disturbs them and what does not, in which order steps end, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from policies.api import SLO, Decision, View
+from policies.disaggregation import Disaggregation
+from profiler import fitted, roofline
+from profiler.latency import LatencyModel, Pacer
+from profiler.work import Overlap, Work
+from sim import columns
+from sim.columns import Columns, int_column, row_groups, write_groups
+from sim.observed import OBSERVED_STEPS, CoastedSteps, ObservedSteps
+from tests.test_sim_loop import assert_same
+from tests.toys import serve, toy_latency
+
+asked: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counting(Disaggregation):
+    def decide(self, view: View) -> Decision:
+        asked[view.role] += 1
+        return Disaggregation.decide(self, view)
+
+
+@pytest.mark.parametrize("late", [0, 40])
+def test_requests_that_wait_elsewhere_do_not_disturb_an_instance(late: int):
+    """One request decodes for 5 s; meanwhile a long prompt is prefilled, and others come and queue behind it."""
+    asked.clear()
+    rows = [(0.0, 10, 51), (0.237, 400, 1), *((0.3 + 0.073 * place, 1, 1) for place in range(late))]
+    result = serve(Counting(batch_tokens=10_000), rows, instances=2)
+    assert result.steps.decode_requests.sum() == 50
+    # At the offer, as the transfer ends, and when the only request has finished.
+    assert asked["decode"] == 3
+    assert result.token_times["0"] == pytest.approx([0.1 * place for place in range(1, 52)])
+
+
+def test_steps_that_began_and_end_together_end_in_the_order_of_their_decisions():
+    """Both decode instances go on at one instant; only the second is touched before both of their steps end."""
+    rows = [(1.75, 8, 2), (1.75, 8, 3), (1.8, 1, 2), (2.0, 2, 2)]
+    latency = toy_latency(prefill_token_s=0.005, transfer_token_s=0.005)
+    policy = Disaggregation(decode_instances=2)
+    ours, plain = (
+        serve(policy, rows, latency=latency, instances=3, slo=SLO(), blocks=9, block_tokens=7, plain=plain)
+        for plain in (False, True)
+    )
+    assert ours.steps.instance[-3:].tolist() == [1, 2, 2]
+    assert_same(ours, plain)
+
+
+@pytest.mark.parametrize("overlap", [None, Overlap(nano_batches=2)])
+@pytest.mark.parametrize(
+    "latency", [fitted("Llama-3.1-8B", "A100-80G"), roofline("Llama-3.1-8B", "A100-80G"), toy_latency()]
+)
+def test_the_pace_of_many_steps_is_the_estimate_of_each(latency: LatencyModel, overlap: Overlap | None):
+    """Over contexts that span several pieces, and over a few that do not."""
+    for contexts in (range(24, 200_000, 1600), range(8_000, 8_064, 8)):
+        seconds, sources = Pacer(latency).decode_pace(8, 10, overlap)(contexts)
+        estimates = [latency.estimate(Work((), 8, context, overlap=overlap), 10) for context in contexts]
+        assert seconds == [estimate.seconds for estimate in estimates]
+        assert sources == [estimate.source for estimate in estimates]
+
+
+def test_of_a_long_coast_the_last_steps_are_observed():
+    steps, times_s = 3 * OBSERVED_STEPS, np.arange(3 * OBSERVED_STEPS + 1).cumsum().tolist()
+    observed = ObservedSteps()
+    observed.add(CoastedSteps("decode", 10, 2, None, range(20, 20 + 2 * steps, 2), [0.5] * steps, times_s))
+    assert len(observed) == OBSERVED_STEPS
+    assert [seen.measured_s for seen in observed] == list(range(steps - OBSERVED_STEPS + 1, steps + 1))
+    assert observed[-1].work == Work(decode_requests=2, decode_context_tokens=20 + 2 * (steps - 1))
+    observed.add(CoastedSteps("decode", 10, 1, None, range(5, 6), [0.5], [7.0, 8.0]))
+    assert [seen.measured_s for seen in observed[-2:]] == [steps, 1.0]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 10, 11])
+def test_row_groups_together_are_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: int):
+    monkeypatch.setattr(columns, "GROUP_ROWS", 5)
+    values = np.arange(rows) ** 2
+    write_groups(tmp_path / "some.parquet", ({"n": int_column(values[part])} for part in row_groups(rows)))
+    assert Columns(tmp_path / "some.parquet").ints("n").tolist() == values.tolist()
