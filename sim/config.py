@@ -21,7 +21,7 @@ from profiler.kernelsum import Sharing
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.metrics import Window
 
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e12)]
 Overhead = Annotated[float, Field(ge=0, le=3600)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]

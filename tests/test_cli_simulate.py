@@ -86,6 +86,7 @@ def test_another_version_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("OPTIONS --seed 99999999999999999999", "input should be less than 9223372036854775808"),
         ("OPTIONS --rate 1e-308", "the last is at inf s, beyond 1e+12 s; raise the rate"),
         ("OPTIONS --arrivals gamma:4,cv=1e308", "error: cv is 1e+308; give 0.001 to 1000 (constant has none)"),
+        ("OPTIONS --until 1e308", "until_s is 1e+308: input should be less than or equal to 1000000000000"),
         ("OPTIONS --latency pass_overhead_s=1e300", "latency.pass_overhead_s is 1e+300: input should be less"),
         ("OPTIONS --latency pace=slow", "error: options: latency.pace is 'slow': input should be a valid number\n"),
         ("OPTIONS --latency sharin=turns", "error: options: latency.sharin is not a setting; known: model, "),
