@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,11 @@ class Lines:
         begun[id(node)] = False
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; YAML itself keeps the last and says nothing."""
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key given twice is an error, and 1e-3 a number as YAML 1.2 has it.
+
+    YAML itself keeps the last of two and says nothing, and YAML 1.1 takes numbers without a point for text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -59,6 +63,10 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def read_yaml(path: Path, what: str) -> tuple[Any, Lines]:
@@ -74,7 +82,7 @@ def read_yaml(path: Path, what: str) -> tuple[Any, Lines]:
         raise ValueError(f"{path} is not a text file") from None
     lines = Lines()
     try:
-        loader = _UniqueKeys(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         document = None if node is None else loader.construct_document(node)
         if node is not None:

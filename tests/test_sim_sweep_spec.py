@@ -97,6 +97,13 @@ def test_repeats_are_seeds_that_all_policies_share(tmp_path: Path) -> None:
     ]
 
 
+def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
+    text = SPEC.replace("{from: 2, to: 6, step: 2}", "[1e1, 1e-2, 2.5E+3]")
+    assert text != SPEC
+    (tmp_path / "spec.yaml").write_text(text)
+    assert read_spec(tmp_path / "spec.yaml").grid["rate_per_gpu"] == [10.0, 0.01, 2500.0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

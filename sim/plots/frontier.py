@@ -60,7 +60,7 @@ def draw_metric(
     rates = [rate for curve in panel.curves for rate, _ in curve.rows]
     axes.set_xlim(0, 1.025 * max(rates))
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    if log:
+    if log and any(value > 0 for curve in panel.curves for _, value in curve.points(column)):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(PlainLog())
@@ -69,11 +69,13 @@ def draw_metric(
 
 
 def limit_line(axes: Axes, limit: float | None, *, scale: float = 1.0, name: str = "SLO") -> None:
-    """A limit as a grey dashed line, named outside the data on its right; nothing where there is none."""
+    """A limit as a grey dashed line, named outside the data on its right; nothing where it lies below the axis."""
     if limit is None:
         return
     height = limit * scale
     low, high = axes.get_ylim()
+    if height < low:  # of a logarithmic axis, which it would stretch until nothing else can be seen
+        return
     axes.set_ylim(low, max(high, 1.06 * height))
     axes.axhline(height, color=GREY, linestyle=(0, (4, 3)), linewidth=0.8, zorder=1)
     axes.annotate(

@@ -34,7 +34,7 @@ def prediction(steps: StepLog, *, start_s: float = 0.0, end_s: float | None = No
     lanes = {name: np.flatnonzero(inside & (steps.lane == code)) for code, name in enumerate(steps.lane_names)}
     lanes = {name: rows for name, rows in lanes.items() if len(rows)}
     if not lanes:
-        raise ValueError(f"no step that was predicted began between {start_s} s and {end_s} s")
+        raise ValueError(f"no step that was predicted began between {start_s:g} s and {end_s:g} s")
     edges = np.linspace(start_s, end_s, BINS + 1)
     with styled():
         drawing = figure(max(4.6, 2.4 * len(lanes)), 4.4)

@@ -22,9 +22,11 @@ def timeline(steps: StepLog, sms: int, *, start_s: float = 0.0, end_s: float | N
     and what lies above is not drawn. Values are means over 1/240 of the span. Raises ValueError where no step ran
     between ``start_s`` and ``end_s`` (by default the run's end).
     """
-    end_s = float(steps.end_s.max()) if end_s is None and len(steps) else end_s
-    if end_s is None or not np.any((steps.end_s > start_s) & (steps.start_s < end_s)):
-        raise ValueError(f"no step ran between {start_s} s and {end_s} s")
+    if not len(steps):
+        raise ValueError("no step ran in this run, so there is nothing to draw")
+    end_s = float(steps.end_s.max()) if end_s is None else end_s
+    if not np.any((steps.end_s > start_s) & (steps.start_s < end_s)):
+        raise ValueError(f"no step ran between {start_s:g} s and {end_s:g} s; give another span")
     instances = np.unique(steps.instance)[:MOST_INSTANCES]
     edges = np.linspace(start_s, end_s, BINS + 1)
     with styled():
