@@ -267,23 +267,23 @@ class StepTable:
             raise _bad(work)
 
     def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
-        found = self._attention_kernels.get(prefill)
-        if found is None:
-            found = self._add_attention_kernel(prefill, work)
-        kernel, alphas, source = found
+        kernel, alphas, source = self._attention_kernels.get(prefill) or self._attention_kernel(prefill, work)
         _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
         return put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
 
-    def _add_attention_kernel(self, prefill: Chunks, work: Work) -> tuple[Kernel, tuple[float, ...], Source]:
+    def _attention_kernel(self, prefill: Chunks, work: Work) -> tuple[Kernel, tuple[float, ...], Source]:
         for new, cached in prefill:
             if new < 1 or cached < 0:
                 raise _bad(work)
         kernel, calibration = self._shard.attention_prefill(prefill), self._calibration
         alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
+        if work.decode_requests:
+            # The next hybrid launch has other chunks.
+            return kernel, alphas, source
         return put(self._attention_kernels, prefill, (kernel, alphas, source), RECENT_BATCHES)
 
     def _add_attention_cost(self, prefill: Chunks, work: Work) -> Cost:
-        kernel, _, _ = self._attention_kernels.get(prefill) or self._add_attention_kernel(prefill, work)
+        kernel, _, _ = self._attention_kernels.get(prefill) or self._attention_kernel(prefill, work)
         return put(self._attention_costs, prefill, cost_of([kernel]))
 
 
