@@ -180,7 +180,7 @@ def _capacity_text(found: Capacity, gpus: int, question: Question) -> str:
     ]
     open_ = [word for word, rate in (("kept", found.kept), ("missed", found.missed)) if rate is None]
     if open_:
-        parts.append(f"no rate tried is {' or '.join(open_)} with {sure}; {MORE}")
+        parts.append(f"no rate tried is {' or '.join(open_)} with {sure};\n{MORE}")
     return "\n\n".join(parts)
 
 

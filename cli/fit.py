@@ -22,8 +22,8 @@ INFO = "Show this latency model, and fit nothing."
 SHORT = {"calibrated roofline": "calibrated", "random forest": "forest", "log interpolation": "interpolation"}
 """Names of the estimators above columns."""
 
-LEGEND = """errors: median/90th percentile of |predicted / measured - 1| in percent, over rows
-not fitted to; spread: median scatter of repeated measurements, percent;
+LEGEND = """errors: median/90th percentile of |predicted / measured - 1| in percent, over
+rows not fitted to; spread: median scatter of repeated measurements, percent;
 wide: products with n and k of 1024 or more"""
 
 

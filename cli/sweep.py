@@ -78,8 +78,8 @@ def _dry_run(found: Sequence[Cell], todo: Sequence[Simulation], fanout: Fanout, 
         print(f"{len(found) - left} of them are done")
     if todo:
         shared = f"{left} cells in {len(todo)} simulations" if left > len(todo) else f"{left} simulations"
-        how = f"timed on the first {timed.requests} requests of {timed.sampled}, one a policy"
-        print(f"about {duration(timed.seconds / processes)} in {processes} at a time: {shared} ({how})")
+        print(f"about {duration(timed.seconds / processes)} in {processes} at a time: {shared}")
+        print(f"(timed on the first {timed.requests} requests of {timed.sampled}, one a policy)")
 
 
 def run_cells(
