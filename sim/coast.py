@@ -16,7 +16,7 @@ from policies.api import Step
 from profiler.latency import LatencyModel, Pacer, Source
 from sim.instance import Instance
 from sim.observed import CoastedSteps
-from sim.state import NOBODY, RequestState
+from sim.state import NOBODY, DecodeCohort, RequestState
 from sim.steprows import StepRun
 from sim.tally import Tally
 
@@ -86,8 +86,10 @@ class Coast:
         while more:
             planned = self._plan(coasting, bound_s)
             times_s, count = planned.times_s, len(planned.contexts)
-            in_time = min(bisect_right(times_s, end_s), bisect_left(times_s, before_s)) - 1
-            steps = min(count, max(0, in_time), bisect_left(times_s, begin_s))
+            steps = count
+            if times_s[-1] >= bound_s:
+                in_time = min(bisect_right(times_s, end_s), bisect_left(times_s, before_s)) - 1
+                steps = min(count, max(0, in_time), bisect_left(times_s, begin_s))
             if planned.free_blocks[-1] < 0:
                 short = next(place for place, free in enumerate(planned.free_blocks) if free < 0)
                 coasting.stopped = short <= steps + 1
@@ -105,10 +107,8 @@ class Coast:
         """The next steps if nothing stops them: until somebody ends, and some more than come before ``bound_s``."""
         step, instance, now = coasting.step, coasting.instance, coasting.now_s
         cohort, size = instance.cohort, instance.ledger.block_tokens
-        started, decodes = cohort.started, len(cohort.members)
-        count = 1 if self._check is not None else min(MOST_STEPS, min(cohort.ending) - started)
-        if bound_s < NEVER:
-            count = min(count, 2 + int((bound_s - now) / self._pace_s)) if bound_s > now else 1
+        decodes = len(cohort.members)
+        count = self._steps_ahead(cohort, bound_s - now)
         first = cohort.context_tokens + decodes
         contexts = range(first, first + count * decodes, decodes)
         predicted_s, sources = self._predictor.decode_pace(decodes, step.sms, step.overlap)(contexts)
@@ -116,15 +116,22 @@ class Coast:
         if self._truth is not None:
             durations_s, _ = self._truth.decode_pace(decodes, step.sms, step.overlap)(contexts)
         self._pace_s = durations_s[-1]
-        phase = (started + 1) % size
-        demands = (cohort.growing[phase:] + cohort.growing[:phase]) * (count // size + 1)
-        return Planned(
-            contexts,
-            predicted_s,
-            sources,
-            list(accumulate(durations_s, initial=now)),
-            list(accumulate(demands[:count], sub, initial=instance.ledger.free)),
-        )
+        phase = (cohort.started + 1) % size
+        demands = cohort.growing[phase : phase + count]
+        if len(demands) < count:
+            demands = (demands + cohort.growing * (count // size + 1))[:count]
+        times_s = list(accumulate(durations_s, initial=now))
+        free_blocks = list(accumulate(demands, sub, initial=instance.ledger.free))
+        return new(Planned, (contexts, predicted_s, sources, times_s, free_blocks))
+
+    def _steps_ahead(self, cohort: DecodeCohort, room_s: float) -> int:
+        """How many to plan: until somebody ends, and some more than there is room for."""
+        ending, started, most = cohort.ending, cohort.started, 1 if self._check is not None else MOST_STEPS
+        if room_s < NEVER:
+            most = min(most, 2 + int(room_s / self._pace_s)) if room_s > 0 else 1
+        if most > len(ending):
+            return min(most, min(ending) - started)
+        return next((ahead for ahead in range(1, most) if started + ahead in ending), most)
 
     def _take(self, coasting: Coasting, planned: Planned, steps: int) -> Sequence[RequestState]:
         """Does to the instance, its cohort and the tally what so many of the steps do; those who end with the last."""
@@ -134,8 +141,8 @@ class Coast:
         ends_s, rows, waiting = times_s[1 : steps + 1], tally.rows, len(instance.waiting)
         if steps < len(contexts):
             contexts, predicted_s, sources = contexts[:steps], predicted_s[:steps], sources[:steps]
-        what = (steps, times_s[0], instance.index, tally.lane(lane), sms, 0, 0, decodes, contexts[0])
-        rows.runs.append(new(StepRun, (*what, instance.model_layers, waiting)))
+        shape = (0, 0, decodes, contexts[0], instance.model_layers)
+        rows.runs.append(new(StepRun, (steps, times_s[0], instance.index, tally.lane(lane), sms, *shape, waiting)))
         rows.ends_s += ends_s
         rows.predicted_s += predicted_s
         rows.free_blocks += free_blocks[1 : steps + 1]

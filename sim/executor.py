@@ -147,11 +147,11 @@ class SimExecutor:
 
     def _first(self) -> _Flight:
         """The first to end of those unscheduled; of several at one instant, the first that would be scheduled."""
-        flights = iter(self._unscheduled)
-        first = next(flights)
-        for flight in flights:
-            if flight.end_s < first.end_s:
+        first = None
+        for flight in self._unscheduled:
+            if first is None or flight.end_s < first.end_s:
                 first = flight
+        assert first is not None
         return first
 
     def _step(self, limit_s: float) -> None:

@@ -225,8 +225,9 @@ class ServingLoop:
 
     def _touch(self, instance: Instance) -> None:
         """To be called before anything about an instance changes that it has not done itself."""
-        if self._coasts is not None:
-            self._coasts.end(instance)
+        coasts = self._coasts
+        if coasts is not None and coasts.under_way:
+            coasts.end(instance)
         self._changed[instance.index] = None
 
     def _arrive(self) -> None:
