@@ -120,17 +120,36 @@ def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
 def searching(what: str = "searching", *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Gives a function to be told what a search, or other work of unknown length, has just tried.
 
-    On a terminal the latest stands on one line that goes away at the end; where stderr is a pipe each has its own.
+    On a terminal the latest stands on one line that goes away at the end, but where Ctrl-C or SIGTERM is it; where
+    stderr is a pipe each has its own.
     """
     if quiet:
         yield lambda text: None
     elif sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status(what) as status:
-            yield status.update
+        with _status(what) as tell:
+            yield tell
     else:
         yield note
+
+
+@contextmanager
+def _status(what: str) -> Iterator[Callable[[str], None]]:
+    from rich.console import Console
+
+    latest = ""
+
+    def tell(text: str) -> None:
+        nonlocal latest
+        latest = text
+        status.update(text)
+
+    try:
+        with Console(stderr=True).status(what) as status:
+            yield tell
+    except BaseException as error:
+        if latest and not isinstance(error, Exception):
+            note(f"last: {latest}")
+        raise
 
 
 @contextmanager

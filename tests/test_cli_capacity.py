@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from cli.main import run
+from cli.output import searching
 
 OPTIONS = "--trace workload:code --requests 60 --model tiny --device A100-80G --slo-ttft 0.02 --seeds 2 --tolerance 0.1"
 RUN = ["capacity", "--rate", "400", *OPTIONS.split()]
@@ -73,6 +75,17 @@ def test_what_stays_undecided_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert "undecided after 2 seeds" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_on_a_terminal_a_search_that_is_stopped_leaves_its_latest_word(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for error, left in ((KeyboardInterrupt, "last: 4 requests/s\n"), (ValueError, "")):
+        with pytest.raises(error), searching(quiet=False) as tell:
+            tell("4 requests/s")
+            raise error
+        assert capsys.readouterr().err.endswith(left)
 
 
 def test_gpus_need_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
