@@ -81,11 +81,16 @@ def test_on_a_terminal_a_search_that_is_stopped_leaves_its_latest_word(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    for error, left in ((KeyboardInterrupt, "last: 4 requests/s\n"), (ValueError, "")):
-        with pytest.raises(error), searching(quiet=False) as tell:
+
+    def stopped(error: type[BaseException]) -> None:
+        with searching(quiet=False) as tell:
             tell("4 requests/s")
             raise error
-        assert capsys.readouterr().err.endswith(left)
+
+    for error, left in ((KeyboardInterrupt, True), (ValueError, False)):
+        with pytest.raises(error):
+            stopped(error)
+        assert capsys.readouterr().err.endswith("last: 4 requests/s\n") is left
 
 
 def test_gpus_need_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
