@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from profiler.everyshare import CODES, SOURCES, Floats, on_every_share
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.tables import put
+
+if TYPE_CHECKING:
+    from profiler.steptable import Calibration
 
 BLOCK = 16
 """Sizes of batches that are tabulated together: not much longer than one, and what that takes stays in the cache."""
@@ -31,14 +34,6 @@ class DecodeKnots(NamedTuple):
     contexts: list[float]
     alphas: Floats
     sources: NDArray[np.int8]
-
-
-class DecodeCalibration(Protocol):
-    """See :class:`profiler.steptable.Calibration`."""
-
-    def context_knots(self, kernel: Kernel) -> list[float]: ...
-
-    def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None: ...
 
 
 class _Lines(NamedTuple):
@@ -81,7 +76,7 @@ class DecodeTable:
         shard: Shard,
         clock: KernelClock,
         calibrated: Callable[[list[Kernel]], list[Kernel]],
-        calibration: DecodeCalibration | None,
+        calibration: Calibration | None,
     ) -> None:
         self._shard = shard
         self._clock = clock

@@ -18,6 +18,9 @@ from profiler.times import Times, added, between
 if TYPE_CHECKING:
     from profiler.everyshare import Sums
 
+MOST_SUMS = 4096
+"""Numbers of tokens at which sums on all shares are kept; there are some hundred knots."""
+
 Part = Literal["layer", "embedding", "head"]
 
 
@@ -134,12 +137,13 @@ class LayerTable:
         sums = self._sums.get(tokens)
         if sums is None:
             kernels = self._kernels_of("layer", tokens)
-            if not self._knots or self._asked.setdefault(tokens, sms) == sms:
+            asked = self._asked.get(tokens) or put(self._asked, tokens, sms)
+            if not self._knots or asked == sms:
                 return put(self.layers[sms], tokens, self._sum_on(kernels, sms))
             # Imported here for numpy's sake: see StepTable.
             from profiler.everyshare import Sums
 
-            sums = self._sums[tokens] = Sums(self._clock, kernels)
+            sums = put(self._sums, tokens, Sums(self._clock, kernels), MOST_SUMS)
         return put(self.layers[sms], tokens, sums.on(sms))
 
     def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:

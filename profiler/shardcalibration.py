@@ -111,7 +111,7 @@ class ShardCalibration:
         return [requests * knot for knot in self._decode_grid(op, kernel).axes[1].knots]
 
     def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None:
-        """See :class:`profiler.decodetable.DecodeCalibration`."""
+        """See :class:`profiler.steptable.Calibration`."""
         op = self._ops.get(kernel.op)
         if op is None or len(op.share_sms) > 1:
             return None
