@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from policies.api import Step
 from profiler.latency import LatencyModel, Pacer, Source
+from profiler.work import Overlap
 from sim.instance import Instance
 from sim.observed import CoastedSteps
 from sim.state import NOBODY, DecodeCohort, RequestState
@@ -27,6 +28,13 @@ MOST_STEPS = 256
 """Steps that are planned at once."""
 
 new = tuple.__new__
+
+
+def only_decodes(step: Step) -> bool:
+    """Whether a step that the policy would give again is a decode step and nothing else."""
+    overlap = step.overlap
+    sound = overlap is None or isinstance(overlap, Overlap)
+    return sound and step == new(Step, (step.lane, step.sms, (), None, True, (), None, True, overlap, False, False))
 
 
 class Coasting:

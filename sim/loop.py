@@ -17,7 +17,7 @@ from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
-from sim.coast import NEVER, Coast
+from sim.coast import NEVER, Coast, only_decodes
 from sim.coasts import Coasts
 from sim.collector import collector_paused
 from sim.effects import Effects
@@ -284,11 +284,9 @@ class ServingLoop:
 
     def _repeats(self, instance: Instance, step: Step) -> bool:
         """Whether a step that the policy would give again decodes, alone on its SMs, at once and with KV to do so."""
-        if not isinstance(step, Step) or not step.again:
+        if not isinstance(step, Step) or not step.again or not only_decodes(step):
             return False
         lane, cohort = instance.idle_lane(step), instance.cohort
-        if step != new(Step, (lane.name, step.sms, (), None, True, (), None, True, step.overlap, False, False)):
-            return False
         peer = instance.peers[lane.name]
         at_once = self._between is NOTHING_BETWEEN or (not cohort.fresh and lane.sms in (0, step.sms))
         alone = (peer is None or not peer.busy) and cohort.started == cohort.completed

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from policies.api import Observation, RequestProgress, Step
 from profiler.latency import LatencyModel
 from sim.checked_policy import CheckedPolicy
-from sim.coast import NEVER, Coast, Coasting
+from sim.coast import NEVER, Coast, Coasting, only_decodes
 from sim.effects import Effects
 from sim.instance import Instance, PolicyError
 from sim.launch import Coaster
@@ -96,7 +96,7 @@ class Solo:
         instance, clock = self._instance, self._clock
         try:
             lane = instance.idle_lane(step)
-            if step.again and not step.prefill and not step.preempt:
+            if step.again and only_decodes(step) and instance.cohort.members:
                 coasting = Coasting(instance, step, clock.now_s)
                 ended = self._coast.run(coasting, begin_s=due_s)
                 if coasting.taken:

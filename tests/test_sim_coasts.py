@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.api import SLO, Decision, View
+from policies.api import SLO, Decision, Step, View
 from policies.disaggregation import Disaggregation
 from profiler import fitted, roofline
 from profiler.latency import LatencyModel, Pacer
 from profiler.work import Overlap, Work
-from sim import columns
+from sim import PolicyError, columns
 from sim.columns import Columns, int_column, row_groups, write_groups
 from sim.observed import OBSERVED_STEPS, CoastedSteps, ObservedSteps
-from tests.test_sim_loop import assert_same
+from tests.test_sim_loop import Scripted, assert_same
 from tests.toys import serve, toy_latency
 
 asked: Counter[str] = Counter()
@@ -53,6 +53,14 @@ def test_steps_that_began_and_end_together_end_in_the_order_of_their_decisions()
     )
     assert ours.steps.instance[-3:].tolist() == [1, 2, 2]
     assert_same(ours, plain)
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+@pytest.mark.parametrize("decode", [False, True])
+def test_a_step_with_nothing_in_it_is_refused_whether_or_not_it_is_to_be_repeated(instances: int, decode: bool):
+    step = Step("main", 1, decode=decode, again=True)
+    with pytest.raises(PolicyError, match="a step with nothing in it on lane 'main'"):
+        serve(Scripted(make=lambda view: step), [(0.0, 5, 1)], instances=instances)
 
 
 @pytest.mark.parametrize("overlap", [None, Overlap(nano_batches=2)])
