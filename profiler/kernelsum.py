@@ -76,6 +76,8 @@ class KernelSumModel:
     _table: StepTable = field(init=False, repr=False, compare=False)
     _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
+    _groups: dict[int, dict[tuple[Chunks, int, bool], Estimate]] = field(init=False, repr=False, compare=False)
+    _undisturbed: bool = field(init=False, repr=False, compare=False)
     _prefills: dict[int, dict[Chunks, tuple[float, float]]] = field(init=False, repr=False, compare=False)
     _draws: dict[Work, Draw] = field(init=False, repr=False, compare=False)
     _losses: tuple[tuple[float, float], tuple[float, float]] = field(init=False, repr=False, compare=False)
@@ -94,6 +96,8 @@ class KernelSumModel:
         object.__setattr__(self, "_table", self._make_table(shard))
         object.__setattr__(self, "_costs", self.layer_costs.by_sms(self.device.sms))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
+        object.__setattr__(self, "_groups", {sms: {} for sms in range(1, self.device.sms + 1)})
+        object.__setattr__(self, "_undisturbed", self._contention(False) == (0.0, 0.0))
         object.__setattr__(self, "_prefills", {})
         object.__setattr__(self, "_draws", {})
         object.__setattr__(self, "_losses", (self._contention(False), self._contention(True)))
@@ -131,8 +135,12 @@ class KernelSumModel:
         each had floor(its SMs * N / sum) of its own, at least one; on a device whose SMs work in step, both take twice
         as long.
         """
-        prefill, requests, context, layers, _, transferred, overlap = work
-        if beside is None and layers is None and overlap is None and not prefill and not transferred:
+        prefill, requests, context, layers, head, transferred, overlap = work
+        if layers is not None and prefill and not requests + context + transferred and overlap is None:
+            if beside is None or (self._undisturbed and 0 < beside_sms <= self.device.sms - sms):
+                # Layer groups of one batch, again and again.
+                return self._groups.get(sms, {}).get((prefill, layers, head)) or self._add_group(work, sms)
+        elif beside is None and layers is None and overlap is None and not prefill and not transferred:
             # Most steps of a run come here; Estimate's own constructor would be a third of the time.
             try:
                 starts, segments = self._passes[sms][requests]
@@ -152,11 +160,25 @@ class KernelSumModel:
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
         if self._costs is not None:
-            layer_s, of_prefill, of_decode = self._costs[sms]
-            seconds = (of_prefill if prefill else of_decode) * seconds
-            seconds += layer_s * (self.model.layers if layers is None else layers)
+            seconds = self._in_layers(seconds, work, sms)
         host_s = self._decode_host_s if layers is None and not prefill else self.host_seconds(work)
         return new(Estimate, (seconds + host_s, source))
+
+    def _add_group(self, work: Work, sms: int) -> Estimate:
+        """Layers that prefill, alone or beside what does not slow them."""
+        if not 0 < sms <= self.device.sms:
+            raise self._bad_sms("sms", sms)
+        seconds, _, source = self._table.launch(work, sms)
+        if self._costs is not None:
+            seconds = self._in_layers(seconds, work, sms)
+        estimate = Estimate(seconds + self.host_seconds(work), source)
+        return put(self._groups[sms], (work.prefill, self._layers(work), work.head), estimate)
+
+    def _in_layers(self, seconds: float, work: Work, sms: int) -> float:
+        """Kernels' seconds with what whole layers take beyond them."""
+        assert self._costs is not None
+        layer_s, of_prefill, of_decode = self._costs[sms]
+        return (of_prefill if work.prefill else of_decode) * seconds + layer_s * self._layers(work)
 
     def decode_pace(self, requests: int, sms: int) -> Pace:
         """See :class:`profiler.latency.Paced`."""
