@@ -23,7 +23,7 @@ from sim.metrics import Window
 
 Seconds = Annotated[float, Field(gt=0, le=1e12)]
 Overhead = Annotated[float, Field(ge=0, le=3600)]
-Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+Count = Annotated[int, Field(ge=1, lt=1 << 40)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
 Requests = Annotated[int, Field(ge=1, le=10_000_000)]
 Instances = Annotated[int, Field(ge=1, le=10_000)]

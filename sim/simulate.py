@@ -29,6 +29,9 @@ from traces.sessions import HASHED_TOKENS
 
 Progress = Callable[[int, float], None]
 
+MOST_BLOCKS = 1 << 31
+"""KV blocks of an instance: their count fits the 32 bits of a step's row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
@@ -62,6 +65,8 @@ class Prepared:
         ``source``: where requests come from, if not straight from the trace.
         """
         config = self.config
+        if executor is None and self.limits.total_blocks >= MOST_BLOCKS:
+            raise ValueError(f"kv_blocks is {self.limits.total_blocks}; a simulation takes less than {MOST_BLOCKS}")
         return ServingLoop(
             policy=self.policy,
             arrivals=source or self.arrivals.source(self.trace, config.seed),

@@ -82,7 +82,7 @@ def test_another_version_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("OPTIONS --instances 10001", "instances is 10001"),
         ("OPTIONS --requests 10000000000", "requests is 10000000000"),
         ("simulate --trace t --policy chunked --model m --device d --slo-ttft-floor 1", "--slo-ttft-per-token"),
-        ("OPTIONS --kv-blocks 99999999999", "kv_blocks is 99999999999: input should be less than 2147483648"),
+        ("OPTIONS --kv-blocks 99999999999", "error: kv_blocks is 99999999999; a simulation takes less than 2147483648"),
         ("OPTIONS --seed 99999999999999999999", "input should be less than 9223372036854775808"),
         ("OPTIONS --rate 1e-308", "the last is at inf s, beyond 1e+12 s; raise the rate"),
         ("OPTIONS --arrivals gamma:4,cv=1e308", "error: cv is 1e+308; give 0.001 to 1000 (constant has none)"),
