@@ -24,8 +24,9 @@ from sim.launch import Completion, Launch
 
 NEVER = float("inf")
 
-FEW = 4
-"""Steps in flight that are looked at rather than scheduled."""
+FEW = 16
+"""Steps in flight that are looked at rather than scheduled. SimPy takes delays, not times: among more of them, two that
+end within the last digit of each other may end in the other order."""
 
 new = tuple.__new__
 
@@ -79,7 +80,7 @@ class SimExecutor:
         self._env = simpy.Environment()
         self._now_s = 0.0
         self._flying = 0
-        self._newest = -1
+        self._newest = (0.0, -1)
         self._unscheduled: dict[_Flight, None] = {}
         self._computing: defaultdict[int, list[_Flight]] = defaultdict(list)
         self._sending: defaultdict[int, list[_Flight]] = defaultdict(list)
@@ -106,10 +107,10 @@ class SimExecutor:
             flight.duration_s = self._duration_s(flight)
         self._flying += 1
         self._set_end(flight, launch.start_s)
-        if launch.launch_id < self._newest:
+        place = (launch.start_s, launch.launch_id)
+        if launch.start_s < self._now_s or place < self._newest:
             self._put_in_order(flight)
-        else:
-            self._newest = launch.launch_id
+        self._newest = max(place, self._newest)
 
     def next(self, until_s: float | None) -> Completion | None:
         ended, limit = self._ended, NEVER if until_s is None else until_s
@@ -207,8 +208,15 @@ class SimExecutor:
     def _put_in_order(self, late: _Flight) -> None:
         """Moves one that has begun earlier than it was told to before those that have begun or changed since."""
         unscheduled, place = self._unscheduled, (late.rated_s, late.launch.launch_id)
-        for flight in [flight for flight in unscheduled if (flight.rated_s, flight.launch.launch_id) > place]:
-            unscheduled[flight] = unscheduled.pop(flight)
+        flights = list(unscheduled)
+        if len(flights) < self._flying:
+            # SimPy has heard of some: it is to forget them, and hear of them again after this one.
+            flights = [one for peers in (*self._computing.values(), *self._sending.values()) for one in peers]
+            flights.sort(key=lambda flight: (flight.rated_s, flight.launch.launch_id))
+        for flight in flights:
+            if (flight.rated_s, flight.launch.launch_id) > place:
+                unscheduled.pop(flight, None)
+                unscheduled[flight] = flight.timeout = None
 
     def _on_timeout(self, event: Event) -> None:
         flight = event.value

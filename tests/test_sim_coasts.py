@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from policies.api import SLO, Decision, Step, View
+from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from profiler import fitted, roofline
 from profiler.latency import LatencyModel, Pacer
 from profiler.work import Overlap, Work
-from sim import PolicyError, columns
+from sim import PolicyError, columns, executor
 from sim.columns import Columns, int_column, row_groups, write_groups
 from sim.observed import OBSERVED_STEPS, CoastedSteps, ObservedSteps
 from tests.test_sim_loop import Scripted, assert_same
@@ -42,8 +43,12 @@ def test_requests_that_wait_elsewhere_do_not_disturb_an_instance(late: int):
     assert result.token_times["0"] == pytest.approx([0.1 * place for place in range(1, 52)])
 
 
-def test_steps_that_began_and_end_together_end_in_the_order_of_their_decisions():
+@pytest.mark.parametrize("few", [0, executor.FEW])
+def test_steps_that_began_and_end_together_end_in_the_order_of_their_decisions(
+    monkeypatch: pytest.MonkeyPatch, few: int
+):
     """Both decode instances go on at one instant; only the second is touched before both of their steps end."""
+    monkeypatch.setattr(executor, "FEW", few)
     rows = [(1.75, 8, 2), (1.75, 8, 3), (1.8, 1, 2), (2.0, 2, 2)]
     latency = toy_latency(prefill_token_s=0.005, transfer_token_s=0.005)
     policy = Disaggregation(decode_instances=2)
@@ -52,6 +57,22 @@ def test_steps_that_began_and_end_together_end_in_the_order_of_their_decisions()
         for plain in (False, True)
     )
     assert ours.steps.instance[-3:].tolist() == [1, 2, 2]
+    assert_same(ours, plain)
+
+
+def test_steps_that_end_together_end_in_the_order_in_which_they_began():
+    """Two of three instances coast, their steps a last digit apart, until two ends round to one."""
+    rows = [(0.3, 15, 9), (0.55, 29, 12), (1.15, 3, 23), (1.15, 15, 19), (1.7, 23, 12), (2.1, 12, 13), (2.1, 36, 19)]
+    rows += [(2.4, 1, 5), (2.55, 16, 23)]
+    latency = toy_latency(prefill_token_s=0.005)
+    ours, plain = (
+        serve(ChunkedPrefill(budget_tokens=20), rows, latency=latency, instances=3, block_tokens=7, plain=plain)
+        for plain in (False, True)
+    )
+    ends_s, starts_s = ours.steps.end_s, ours.steps.start_s
+    together = np.flatnonzero((ends_s[1:] == ends_s[:-1]) & (starts_s[1:] != starts_s[:-1]))
+    assert len(together) > 0
+    assert (starts_s[together] < starts_s[together + 1]).all()
     assert_same(ours, plain)
 
 
