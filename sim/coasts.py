@@ -43,6 +43,7 @@ class Coasts:
 
     def begin(self, instance: Instance, step: Step, number: int) -> None:
         """From now on the instance repeats a decode step, with nothing beside it; ``number`` as of a launch."""
+        instance.coasting = True
         self.under_way[instance.index] = Coasting(instance, step, self._clock.now_s, number)
 
     def end(self, instance: Instance) -> None:
@@ -50,6 +51,7 @@ class Coasts:
         coasting = self.under_way.pop(instance.index, None)
         if coasting is None:
             return
+        instance.coasting = False
         clock, now = self._clock, self._clock.now_s
         clock.now_s = coasting.now_s
         self._launch(instance, coasting.step, coasting.number)
@@ -82,6 +84,7 @@ class Coasts:
             if coasting.stopped:
                 instance = coasting.instance
                 del under_way[instance.index]
+                instance.coasting = False
                 self._clock.now_s = coasting.now_s
                 executor.jump(coasting.now_s)
                 self._changed(instance)
@@ -112,4 +115,5 @@ class Coasts:
         """Those who are between two steps at the limit: what comes then, comes before the next step."""
         for coasting in [one for one in self.under_way.values() if one.now_s == limit_s]:
             del self.under_way[coasting.instance.index]
+            coasting.instance.coasting = False
             self._changed(coasting.instance)

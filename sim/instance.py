@@ -27,8 +27,8 @@ class Instance:
 
     ``incoming`` requests were prefilled elsewhere and wait to be fetched, ``arriving`` ones are on the link.
     ``pending_tokens`` are those still to be prefilled, of requests waiting or part-way. ``unseen`` says that a request
-    has come since the policy was last asked. ``cache`` is None where the run reuses no KV, and of an instance that only
-    decodes.
+    has come since the policy was last asked, ``coasting`` that decode steps are being repeated (:mod:`sim.coasts`).
+    ``cache`` is None where the run reuses no KV, and of an instance that only decodes.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Instance:
         self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
         self.memo: Memo = None
         self.unseen = False
+        self.coasting = False
         self.model_layers = model_layers
         self._device_sms = device_sms
         # Nothing begins on an instance that only decodes; one that it pushes out is prefilled elsewhere.
@@ -90,7 +91,9 @@ class Instance:
         cached = 0
         if self.cache is not None and request.chain is not None:
             cached = CachedPrefix(self.cache, request.chain, request.prefill_tokens).tokens
-        return Load(self.index, len(self.waiting), self.pending_tokens, residents, self.ledger.free, cached)
+        # The step that a coasting instance is in the middle of has its blocks, as one in flight has.
+        free = self.ledger.free - (self.cohort.block_demand if self.coasting else 0)
+        return Load(self.index, len(self.waiting), self.pending_tokens, residents, free, cached)
 
     def idle_lane(self, step: Step) -> Lane:
         """The lane a step asks for."""

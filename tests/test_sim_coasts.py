@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from policies.api import SLO, Decision, Step, View
+from policies.api import SLO, Decision, Load, RequestProgress, Step, View
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from profiler import fitted, roofline
@@ -73,6 +74,21 @@ def test_steps_that_end_together_end_in_the_order_in_which_they_began():
     together = np.flatnonzero((ends_s[1:] == ends_s[:-1]) & (starts_s[1:] != starts_s[:-1]))
     assert len(together) > 0
     assert (starts_s[together] < starts_s[together + 1]).all()
+    assert_same(ours, plain)
+
+
+@dataclass(frozen=True, slots=True)
+class MostFree:
+    def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
+        return max(loads, key=lambda load: (load.free_blocks, -load.instance)).instance
+
+
+def test_routers_see_the_blocks_of_a_step_that_a_coasting_instance_is_in():
+    """Blocks of one token: as the third request comes, the first instance has 11 and the second, prefilling, 10."""
+    rows = [(0.0, 10, 5), (0.01, 10, 5), (0.105, 5, 3)]
+    policy = ChunkedPrefill(router=MostFree())
+    ours, plain = (serve(policy, rows, instances=2, block_tokens=1, plain=plain) for plain in (False, True))
+    assert ours.records.instance.tolist() == [0, 1, 1]
     assert_same(ours, plain)
 
 
