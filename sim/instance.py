@@ -271,7 +271,7 @@ class Instance:
         if prefix is None:
             self.ledger.give(held)
             return
-        prefix.extend(request.context_tokens // self.ledger.block_tokens, own=to_return)
+        prefix.extend(request.context_tokens // self.ledger.block_tokens, leaving=True, own=to_return)
         self.ledger.give(held - prefix.blocks)
         prefix.leave()
         request.prefix = None

@@ -203,11 +203,12 @@ class CachedPrefix:
         self.blocks = blocks
         self._begun = True
 
-    def extend(self, blocks: int, *, own: bool = False) -> None:
+    def extend(self, blocks: int, *, leaving: bool = False, own: bool = False) -> None:
         """Others can find its first ``blocks`` KV blocks from now on, all of which it has computed or taken over.
 
         Where others have computed the same meanwhile, one copy stays and that of this request is freed. With ``own``
-        what comes after its hashes is kept too.
+        what comes after its hashes is kept too. A request that is ``leaving`` adds nothing to what others use: that
+        would be held for as long as they stay, though all it does not share is to be free.
         """
         cache, first = self._cache, max(0, len(self._nodes) - 1)
         blocks = blocks if own else min(blocks, self._chain.blocks)
@@ -218,12 +219,16 @@ class CachedPrefix:
             if index == len(self._nodes):
                 self._nodes.append(cache.join(key))
             node = self._nodes[index]
+            shorter = leaving and node.refs > 1 and node.blocks < want
+            want = node.blocks if shorter else want
             double = min(want, node.blocks) - have
             if double > 0:
                 cache.ledger.give(double)
             if want > node.blocks:
                 cache.grow(node, want)
             self.blocks = max(self.blocks, start + want)
+            if shorter:
+                break
 
     def leave(self) -> None:
         """Uses none of them any more."""

@@ -15,7 +15,8 @@ import traces
 from policies import SLO, Bullet, ChunkedPrefill, Disaggregation, Policy
 from sim import STATES, RunResult
 from sim.config import RunConfig
-from sim.prefixcache import HashedBlocks
+from sim.ledger import BlockLedger
+from sim.prefixcache import CachedPrefix, Chain, HashedBlocks, PrefixCache
 from sim.simulate import prepare
 from tests.test_sim_properties import POLICIES
 from tests.toys import SHARED, serve, timeline, token_times, toy_latency
@@ -93,6 +94,27 @@ def test_equal_prompts_computed_together_leave_one_copy():
     assert result.records.cached_tokens.tolist() == [0, 0]
     # 3 blocks each while they are computed; then the first two once, and the third of each.
     assert result.steps.free_blocks.tolist()[:2] == [14, 16]
+
+
+def test_who_leaves_frees_all_that_is_not_shared():
+    """Both have the first of a hashed block's two KV blocks, and A, which gives way, the second too: that one is free.
+
+    A policy counts on it: what a request does not share it gets back by pre-empting it.
+    """
+    ledger = BlockLedger(10, SIZE)
+    cache = PrefixCache(ledger)
+    stays = CachedPrefix(cache, Chain((1,), 2, 1, "B"), prefill_tokens=5)
+    stays.begin(0, 5)
+    ledger.take(2)
+    stays.extend(1)
+    goes = CachedPrefix(cache, Chain((1,), 2, 2, "A"), prefill_tokens=9)
+    goes.begin(1, 9)
+    ledger.take(2)
+    assert (ledger.free, goes.shared_blocks) == (6, 1)
+    goes.extend(2, leaving=True, own=True)
+    ledger.give(3 - goes.blocks)
+    goes.leave()
+    assert ledger.free == 8
 
 
 def test_the_least_recently_used_go_first_and_from_their_end():
