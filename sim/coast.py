@@ -16,12 +16,12 @@ from policies.api import Step
 from profiler.latency import LatencyModel, Pacer, Source
 from profiler.work import Overlap
 from sim.instance import Instance
+from sim.launch import NEVER
 from sim.observed import CoastedSteps
 from sim.state import NOBODY, DecodeCohort, RequestState
 from sim.steprows import StepRun
 from sim.tally import Tally
 
-NEVER = float("inf")
 UNKNOWN = -NEVER
 
 MOST_STEPS = 256

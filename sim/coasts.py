@@ -1,19 +1,20 @@
 """Several instances that coast, each with a clock of its own, and none ahead of what could change it.
 
 What an instance does while it coasts concerns nobody else, and what others do does not concern it until they touch it:
-a request is put in its queue or offered to it, or a transfer to it begins or ends. The step that it is in the middle of
-then becomes a launch in flight that began when the step did, and the policy is asked as ever.
+a request is put in its queue or offered to it, a transfer to it begins or ends, or a router looks at a cache that it is
+taking blocks of. The step that it is in the middle of then becomes a launch in flight that began when the step did, and
+the policy is asked as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from policies.api import Step
-from sim.coast import NEVER, UNKNOWN, Coast, Coasting
+from sim.coast import UNKNOWN, Coast, Coasting
 from sim.effects import Effects
 from sim.instance import Instance
-from sim.launch import Coaster
+from sim.launch import NEVER, Coaster
 from sim.view import Clock
 
 
@@ -56,6 +57,12 @@ class Coasts:
         clock.now_s = coasting.now_s
         self._launch(instance, coasting.step, coasting.number)
         clock.now_s = now
+
+    def end_if_evicting(self, instances: Sequence[Instance]) -> None:
+        """A router is about to see these: the steps that they are in take their blocks, with what was cached there."""
+        for instance in instances:
+            if instance.coasting and instance.cache is not None and instance.cohort.block_demand:
+                self.end(instance)
 
     def end_all(self) -> None:
         """The run is over."""

@@ -20,9 +20,7 @@ from simpy.events import Event, Timeout
 
 from profiler.latency import LatencyModel
 from profiler.work import Work
-from sim.launch import Completion, Launch
-
-NEVER = float("inf")
+from sim.launch import NEVER, Completion, Launch
 
 FEW = 16
 """Steps in flight that are looked at rather than scheduled. SimPy takes delays, not times: among more of them, two that

@@ -8,6 +8,9 @@ from policies.api import RequestProgress, Step
 from profiler.latency import Estimate, LatencyModel
 from profiler.work import Work
 
+NEVER = float("inf")
+"""The time of what does not come."""
+
 
 class Launch(NamedTuple):
     """A step on its way to an instance. ``predicted`` is ``predictor``'s estimate beside the co-runner it starts with.

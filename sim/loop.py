@@ -17,13 +17,13 @@ from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
 from profiler.latency import LatencyModel
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
-from sim.coast import NEVER, Coast, only_decodes
+from sim.coast import Coast, only_decodes
 from sim.coasts import Coasts
 from sim.collector import collector_paused
 from sim.effects import Effects
 from sim.handover import Handover
 from sim.instance import Instance, PolicyError
-from sim.launch import Coaster, Completion, Executor, KVHolder, Launch
+from sim.launch import NEVER, Coaster, Completion, Executor, KVHolder, Launch
 from sim.ledger import BlockLedger
 from sim.limits import Limits
 from sim.records import RunResult
@@ -256,6 +256,8 @@ class ServingLoop:
     def _route(self, request: RequestState, among: list[Instance]) -> Instance:
         if len(among) == 1:
             return among[0]
+        if self._coasts is not None:
+            self._coasts.end_if_evicting(among)
         chosen = self._policy.route(request, [instance.load(request) for instance in among])
         return self._instances[chosen]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from policies.api import Observation, RequestProgress, Step
 from profiler.latency import LatencyModel
 from sim.checked_policy import CheckedPolicy
-from sim.coast import NEVER, Coast, Coasting, only_decodes
+from sim.coast import Coast, Coasting, only_decodes
 from sim.effects import Effects
 from sim.instance import Instance, PolicyError
-from sim.launch import Coaster
+from sim.launch import NEVER, Coaster
 from sim.tally import Tally
 from sim.view import Clock, InstanceView
 from traces.arrivals import ArrivalSource

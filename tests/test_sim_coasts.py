@@ -13,14 +13,18 @@ import pytest
 from policies.api import SLO, Decision, Load, RequestProgress, Step, View
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
+from policies.routing import PrefixAffine
 from profiler import fitted, roofline
 from profiler.latency import LatencyModel, Pacer
 from profiler.work import Overlap, Work
 from sim import PolicyError, columns, executor
 from sim.columns import Columns, int_column, row_groups, write_groups
 from sim.observed import OBSERVED_STEPS, CoastedSteps, ObservedSteps
+from sim.prefixcache import HashedBlocks
 from tests.test_sim_loop import Scripted, assert_same
+from tests.test_sim_prefixcache import HASHED, SIZE, Row, hashed
 from tests.toys import serve, toy_latency
+from traces.arrivals import OpenArrivals
 
 asked: Counter[str] = Counter()
 
@@ -89,6 +93,26 @@ def test_routers_see_the_blocks_of_a_step_that_a_coasting_instance_is_in():
     policy = ChunkedPrefill(router=MostFree())
     ours, plain = (serve(policy, rows, instances=2, block_tokens=1, plain=plain) for plain in (False, True))
     assert ours.records.instance.tolist() == [0, 1, 1]
+    assert_same(ours, plain)
+
+
+def test_routers_see_what_the_step_that_a_coasting_instance_is_in_leaves_of_the_cache():
+    """Five blocks an instance. The first request leaves two in the cache, of which a step of the second takes one."""
+    rows = [Row(0.0, 8, 1, (1,)), Row(0.1, 8, 8, ()), Row(0.6, 9, 1, (1,))]
+    policy = ChunkedPrefill(router=PrefixAffine(least_share=0.5))
+    ours, plain = (
+        serve(
+            policy,
+            arrivals=OpenArrivals(hashed(rows)),
+            instances=2,
+            blocks=5,
+            block_tokens=SIZE,
+            plain=plain,
+            prefixes=HashedBlocks(HASHED),
+        )
+        for plain in (False, True)
+    )
+    assert ours.records.instance.tolist() == [0, 0, 1]
     assert_same(ours, plain)
 
 
