@@ -60,7 +60,10 @@ class Sums:
 
 
 def on_every_share(clock: KernelClock, kernels: Sequence[Kernel]) -> EveryShare:
-    """``clock.time`` of each kernel on each number of SMs."""
+    """``clock.time`` of each kernel on each number of SMs.
+
+    None may be prefill attention of several sequences, whose blocks fill each other's waves.
+    """
     formula, dram = _formulas(clock, kernels)
     seconds = formula * _column([kernel.alphas[-1] for kernel in kernels])
     sources = np.empty(formula.shape, dtype=np.int8)

@@ -136,7 +136,7 @@ class KernelSumModel:
         as long.
         """
         prefill, requests, context, layers, head, transferred, overlap = work
-        if layers is not None and prefill and not requests + context + transferred and overlap is None:
+        if layers is not None and prefill and not (requests or context or transferred) and overlap is None:
             if beside is None or (self._undisturbed and 0 < beside_sms <= self.device.sms - sms):
                 # Layer groups of one batch, again and again.
                 return self._groups.get(sms, {}).get((prefill, layers, head)) or self._add_group(work, sms)

@@ -118,7 +118,7 @@ class ShardCalibration:
         grid = self._decode_grid(op, kernel)
         batches, contexts = grid.axes
         known = contexts.knots
-        if not all(isinstance(knot, int) for knot in known):
+        if known[-1] <= 1 or not all(isinstance(knot, int) for knot in known):
             return None
         # The least context is held at the first knot, twice the last one at the last.
         inner = [place for place, knot in enumerate(known) if knot > 1]

@@ -2,7 +2,8 @@
 
 All of a layer but attention depends on the number of tokens alone, the head on the number of sequences alone, prefill
 attention on the sequences being prefilled, and decode attention on the batch and its context; so the sum is four
-parts, each kept in a table. ``KernelClock`` is the formula; nothing else computes a time.
+parts, each kept in a table. ``KernelClock`` is the formula; ``everyshare`` and ``decodetable`` have it for many shares
+at once, to the same bit, and nothing else computes a time.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Calibration(Protocol):
     def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None:
         """Decode attention like ``kernel`` of several batches: the least context, those that are known, and one beyond.
 
-        None where alphas differ from share to share, or knots are no whole numbers.
+        None where alphas differ from share to share, knots are no whole numbers, or none is above one token.
         """
         ...
 
@@ -129,13 +130,11 @@ class StepTable:
         prefill, tokens, context, layers, head, _, _ = work
         seconds = dram = 0.0
         source: Source = "roofline"
-        if tokens:
+        if tokens or context:
             if not 0 < tokens <= context:
                 raise _bad(work)
             pieces = self._decode.known[sms].get(tokens) or self._decode.add(tokens, sms)
             seconds, dram, source = pieces.at(context)
-        elif context:
-            raise _bad(work)
         rows = tokens
         if prefill:
             times = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
@@ -153,14 +152,11 @@ class StepTable:
         layer = self._layers.layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
         if layer[0] >= seconds:
             source = layer[2]
-        if layers is None:
-            count = self.model_layers
-        else:
-            if not 0 < layers <= self.model_layers:
-                raise bad_layers(work, self.model_layers)
-            count = layers
-            if not head:
-                return count * (seconds + layer[0]), count * (dram + layer[1]), source
+        count = self.model_layers if layers is None else layers
+        if not 0 < count <= self.model_layers:
+            raise bad_layers(work, self.model_layers)
+        if layers is not None and not head:
+            return count * (seconds + layer[0]), count * (dram + layer[1]), source
         embedding = self._layers.embeddings[sms].get(tokens) or self._layers.add_embedding(tokens, sms)
         last = self._layers.heads[sms].get(rows) or self._layers.add_head(rows, sms)
         return (

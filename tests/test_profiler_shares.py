@@ -16,6 +16,7 @@ from profiler.devicecalibration import built_in
 from profiler.everyshare import SOURCES, Sums, on_every_share
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
+from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, LatencyModel, decode_beside, prefill_passes
 from profiler.layertable import cost_of
 from profiler.shardcalibration import ShardCalibration
@@ -171,3 +172,28 @@ def test_a_pass_after_another_is_estimated_as_each_alone(latency: KernelSumModel
     for chunks in (((100, 0),), ((100, 0), (2000, 30)), ((7, 0),) * 9, ((100, 0),)):
         work = Work(prefill=chunks)
         assert passes(chunks) == plain(chunks) == (latency.estimate(work, 50).seconds, latency.cost(work)[0])
+
+
+def test_a_device_measured_at_one_token_of_context_is_tabulated() -> None:
+    """There is nothing between knots then."""
+    whole = built_in("A100-80G")
+    assert whole is not None
+    decode = whole.ops["attention_decode"]
+    decode = replace(decode, ranges={**decode.ranges, "decode_context_tokens": (1.0, 1.0)})
+    latency = fitted("Llama-3.1-8B", replace(whole, ops={**whole.ops, "attention_decode": decode}))
+    seconds = [latency.estimate(Work((), 4, context), 108).seconds for context in (4, 400, 40_000)]
+    assert seconds == sorted(seconds)
+
+
+def test_what_no_launch_has_is_refused_though_its_like_is_known() -> None:
+    latency, group = model("Llama-3.1-8B", "A100-80G", 1), Work(((100, 0),), layers=4)
+    latency.estimate(group, 50)
+    with pytest.raises(ValueError, match="no launch has these token counts"):
+        latency.estimate(group._replace(decode_requests=-1, decode_context_tokens=1), 50)
+
+
+def test_sums_are_rounded_kernel_by_kernel() -> None:
+    """As rows of an array are; sum() of Python 3.12 or later says 1.0 + 2.0**-52."""
+    latency = model("Llama-3.1-8B", "A100-80G", 1)
+    kernel = Shard(latency.model, latency.device, 1).layer_kernels(1)[0]
+    assert added([KernelTime(kernel, seconds, "dram", "roofline") for seconds in (1.0, 2**-53, 2**-53)]).seconds == 1.0
