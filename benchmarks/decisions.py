@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     table(f"{given.policy}: {MODEL} on {DEVICE}, {given.requests} requests a run", header, rows)
     asked = ", ".join(f"{name} {limit:g} us" for name, limit in REQUIRED_US.items())
-    print(f"Asked for, over all decisions: {asked}")
+    print(f"\nAsked for, over all decisions: {asked}")
     return 0
 
 

@@ -94,19 +94,10 @@ def fill(
     computed again. With ``without``, the requests just pre-empted, nobody leaves the queue: the room was not made for
     them. ``queue`` is the waiting requests in another order.
     """
-    chunks: list[Chunk] = []
-    size = view.block_tokens
-    for request in view.prefilling.values():
-        done, prompt = request.prefilled_tokens, request.prefill_tokens
-        held = -(-done // size)
-        tokens = min(budget_tokens, prompt - done, (free_blocks + held) * size - done)
-        if tokens > 0 and request not in without:
-            chunks.append(new(Chunk, (request, tokens)))
-            budget_tokens -= tokens
-            free_blocks -= -(-prompt // size) - held
+    chunks, budget_tokens, free_blocks = _part_way(view, budget_tokens, free_blocks, without)
     if without or budget_tokens <= 0:
         return tuple(chunks)
-    resident = len(view.prefilling) + len(view.decoding)
+    size, resident = view.block_tokens, len(view.prefilling) + len(view.decoding)
     for request in view.waiting.values() if queue is None else queue:
         needed = blocks_to_begin(request, size)
         if budget_tokens <= 0 or needed > free_blocks or resident >= max_resident:
@@ -120,3 +111,20 @@ def fill(
         free_blocks -= needed
         resident += 1
     return tuple(chunks)
+
+
+def _part_way(
+    view: View, budget_tokens: int, free_blocks: int, without: tuple[RequestProgress, ...]
+) -> tuple[list[Chunk], int, int]:
+    """Chunks of requests whose prefill has begun, and what these leave of the budget and of the free blocks."""
+    chunks: list[Chunk] = []
+    size = view.block_tokens
+    for request in view.prefilling.values():
+        done, prompt = request.prefilled_tokens, request.prefill_tokens
+        held = -(-done // size)
+        tokens = min(budget_tokens, prompt - done, (free_blocks + held) * size - done)
+        if tokens > 0 and request not in without:
+            chunks.append(new(Chunk, (request, tokens)))
+            budget_tokens -= tokens
+            free_blocks -= -(-prompt // size) - held
+    return chunks, budget_tokens, free_blocks

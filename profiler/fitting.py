@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import lsq_linear, minimize
 
+from profiler.calibration import OpCalibration
 from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
 from profiler.estimators import CalibratedRoofline, rows_of
@@ -86,20 +87,13 @@ def fit_device(
     device = device_of(profile)
     _check_model(profile)
     bandwidth = _bandwidth(profile, device)
-    ops = {}
-    for op in AXES:
-        rows = rows_of(profile, op)
-        if rows.empty:
-            continue
-        if progress is not None:
-            progress(op)
-        chosen = dict((settings or {}).get(op, {}))
-        estimator = CalibratedRoofline(
-            op, device, bandwidth=np.asarray(bandwidth.curve(device)), keep_points=keep_points, **chosen
-        )
-        ops[op] = estimator.fit(rows, rows["latency_s"]).freeze()
-    if "gemm" not in ops:
-        raise ValueError("the profile has no gemm rows; matrix products are most of every launch: profile them too")
+    curve = np.asarray(bandwidth.curve(device))
+
+    def estimator(op: str) -> CalibratedRoofline:
+        chosen = (settings or {}).get(op, {})
+        return CalibratedRoofline(op, device, bandwidth=curve, keep_points=keep_points, **chosen)
+
+    ops = _fitted_ops(profile, estimator, progress)
     calibration = DeviceCalibration(
         device=device,
         ops=ops,
@@ -112,6 +106,21 @@ def fit_device(
         provenance=_provenance(profile),
     )
     return _with_layers(calibration, profile)
+
+
+def _fitted_ops(
+    profile: Profile, estimator: Callable[[str], CalibratedRoofline], progress: Progress | None
+) -> dict[str, OpCalibration]:
+    """Every op that was measured. Raises ValueError, before anything is fitted, where products were not."""
+    measured = {op: rows for op in AXES if not (rows := rows_of(profile, op)).empty}
+    if "gemm" not in measured:
+        raise ValueError("the profile has no gemm rows; matrix products are most of every launch: profile them too")
+    ops = {}
+    for op, rows in measured.items():
+        if progress is not None:
+            progress(op)
+        ops[op] = estimator(op).fit(rows, rows["latency_s"]).freeze()
+    return ops
 
 
 def _check_model(profile: Profile) -> None:

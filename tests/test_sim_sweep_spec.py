@@ -120,7 +120,7 @@ def test_numbers_with_an_exponent_need_no_point(tmp_path: Path) -> None:
         (SPEC + 'what_if: [{name: "a\\n", seed: 1}]\n', r"'a\\n' is no label; give 1 to 100 letters on one line"),
         (SPEC + "only: rate_per_gpu > 100\n", "only leaves none of the cells"),
         (SPEC + "only: rate / 0 > 1\n", "line 9: .*cannot be worked out"),
-        (SPEC + "repeats: 2\n".replace("repeats", "repeats") + "cases: [{grid: {seed: [1]}}]\n", "seed is in the grid"),
+        (SPEC + "repeats: 2\n" + "cases: [{grid: {seed: [1]}}]\n", "seed is in the grid"),
         (SPEC + "what_if: [{memory_fraction: 0.5}]\n", "what_if.0 has no name"),
         (SPEC + "what_if: [{name: x}]\n", "what_if 'x' changes nothing"),
         (SPEC + "what_if:\n  - {name: x, seed: 1}\n  - {name: x, seed: 2}\n", "two are called 'x'"),
