@@ -36,6 +36,7 @@ class _Flight:
 
     ``peers`` are the launches that may slow each other: those on its instance's SMs, or on its source's link.
     ``alone_s`` and ``beside_s`` are its durations without and with the co-runner ``beside``, once estimated.
+    ``set_s`` is when its end was last set, which is the order of those that end at one instant.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class _Flight:
         "left",
         "peers",
         "rated_s",
+        "set_s",
         "timeout",
     )
 
@@ -59,6 +61,7 @@ class _Flight:
         self.duration_s = 0.0
         self.rated_s = launch.start_s + launch.delay_s
         self.end_s = NEVER
+        self.set_s = NEVER
         self.alone_s: float | None = None
         self.beside: Work | None = None
         self.beside_sms = 0
@@ -198,6 +201,7 @@ class SimExecutor:
     def _set_end(self, flight: _Flight, now: float) -> None:
         # Rounding may leave a step that is due at this instant a hair below nothing.
         flight.end_s = now + max(0.0, flight.rated_s - now + flight.left * flight.duration_s)
+        flight.set_s = now
         flight.timeout = None
         unscheduled = self._unscheduled
         unscheduled.pop(flight, None)
@@ -205,14 +209,14 @@ class SimExecutor:
 
     def _put_in_order(self, late: _Flight) -> None:
         """Moves one that has begun earlier than it was told to before those that have begun or changed since."""
-        unscheduled, place = self._unscheduled, (late.rated_s, late.launch.launch_id)
+        unscheduled, place = self._unscheduled, (late.set_s, late.launch.launch_id)
         flights = list(unscheduled)
         if len(flights) < self._flying:
             # SimPy has heard of some: it is to forget them, and hear of them again after this one.
             flights = [one for peers in (*self._computing.values(), *self._sending.values()) for one in peers]
-            flights.sort(key=lambda flight: (flight.rated_s, flight.launch.launch_id))
+            flights.sort(key=lambda flight: (flight.set_s, flight.launch.launch_id))
         for flight in flights:
-            if (flight.rated_s, flight.launch.launch_id) > place:
+            if (flight.set_s, flight.launch.launch_id) > place:
                 unscheduled.pop(flight, None)
                 unscheduled[flight] = flight.timeout = None
 

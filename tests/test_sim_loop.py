@@ -15,6 +15,7 @@ from policies import SLO, Bullet, ChunkedPrefill, Decision, Disaggregation, Leas
 from policies.api import Chunk, Role, Step, View
 from profiler import roofline
 from sim import STATES, Limits, PolicyError, RunResult, ServingLoop, SimExecutor
+from sim.between import NOTHING_BETWEEN, BetweenSteps
 from tests.toys import PlainExecutor, serve, toy_latency, trace_of
 from traces.arrivals import ClosedLoop, OpenArrivals
 
@@ -86,6 +87,7 @@ def assert_same(ours: RunResult, theirs: RunResult) -> None:
             (Bullet(layers_per_step=2), 1),
             (Bullet(queue_horizon=2, percentile=0.1), 1),
             (Bullet(), 2),
+            (Bullet(), 4),
             (Disaggregation(), 2),
             (Disaggregation(decode_instances=2), 3),
             (StaticSplit(layers_per_step=3), 1),
@@ -96,8 +98,9 @@ def assert_same(ours: RunResult, theirs: RunResult) -> None:
     blocks=st.integers(9, 60),
     users=st.sampled_from([0, 1, 3]),
     until_s=st.sampled_from([None, 1.75]),
+    between=st.sampled_from([NOTHING_BETWEEN, BetweenSteps(repartition_s=0.01, handover_s=0.02)]),
 )
-def test_coasting_changes_nothing_whatever_happens_meanwhile(rows, policy, slo, blocks, users, until_s):
+def test_coasting_changes_nothing_whatever_happens_meanwhile(rows, policy, slo, blocks, users, until_s, between):
     """Times on a grid make completions and arrivals of several instances fall on one instant."""
 
     def run(plain: bool) -> RunResult:
@@ -112,6 +115,7 @@ def test_coasting_changes_nothing_whatever_happens_meanwhile(rows, policy, slo, 
             blocks=blocks,
             block_tokens=7,
             until_s=until_s,
+            between=between,
             plain=plain,
         )
 
