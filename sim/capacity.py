@@ -12,7 +12,8 @@ gaps between them stretched, so nothing changes but the rate. The search has two
 
 An overloaded run is stopped once so many have missed that its attainment is at most a floor below the target, and
 counts as the floor. That is sound: the mean of max(A, floor) is no less than that of A, so if it is below the target
-then A is; and a rate at which any run was stopped is never said to be kept. Looking S - 1 times, each interval is at a
+then A is. Where it is not, seeds differ by so much that it matters how bad the bad ones are: those that were stopped
+are run again to their end. Looking S - 1 times, each interval is at a
 confidence of 1 - (1 - c) / (S - 1) on either side, so that all together err no more often than one at c would.
 
 A run is judged by the requests that arrive between a warm-up, in which queues and batches fill, and a drain, in which
@@ -99,7 +100,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Runs of several seeds under one setting: their attainments, none below the floor, and what follows from them."""
+    """Runs of several seeds under one setting: their attainments, those of stopped ones the floor, and what follows."""
 
     rate: float
     attainments: tuple[float, ...]
@@ -153,21 +154,33 @@ class Search:
         """Whether the SLO is kept by the mean over seeds, from that of ``config`` on."""
         question = self.question
         found: list[float] = []
-        stopped, judged = False, 0
+        stopped: list[int] = []
+        judged = 0
         decision: Decision = "undecided"
         while decision == "undecided" and len(found) < question.seeds:
-            run = config.model_copy(update={"seed": config.seed + len(found)})
-            verdict = self._judged(run, question.floor, to_the_end=True)
-            stopped = stopped or not verdict.kept
+            verdict = self._judged(_seeded(config, len(found)), question.floor, to_the_end=True)
+            if not verdict.kept:
+                stopped.append(len(found))
             judged += verdict.judged
             found.append(verdict.met / verdict.judged if verdict.kept else question.floor)
-            if len(found) > 1 and judged >= question.fewest_judged:
-                mean = interval(found, question.look_confidence)
-                if mean.low >= question.target and not stopped:
-                    decision = "kept"
-                elif mean.high < question.target:
-                    decision = "missed"
+            decision = self._decided(found, judged, whole=not stopped)
+        if decision == "undecided" and stopped and fmean(found) >= question.target:
+            for place in stopped:
+                verdict = self._judged(_seeded(config, place), 0.0, to_the_end=True)
+                found[place] = verdict.met / verdict.judged
+            decision = self._decided(found, judged, whole=True)
         return Point(rate=config.rate or math.nan, attainments=tuple(found), decision=decision)
+
+    def _decided(self, attainments: list[float], judged: int, *, whole: bool) -> Decision:
+        """What they say. Runs that were stopped, so that not all are ``whole``, never say that a rate is kept."""
+        question = self.question
+        if len(attainments) > 1 and judged >= question.fewest_judged:
+            mean = interval(attainments, question.look_confidence)
+            if mean.low >= question.target and whole:
+                return "kept"
+            if mean.high < question.target:
+                return "missed"
+        return "undecided"
 
     def capacity(self, config: RunConfig, first: float | None = None) -> Capacity:
         """The capacity of what ``config`` describes, searched from the rate ``first`` and from its seed on."""
@@ -280,6 +293,10 @@ class _Points:
             if following / kept <= 1 + self._search.question.tolerance:
                 return
             self.at(math.sqrt(kept * following))
+
+
+def _seeded(config: RunConfig, place: int) -> RunConfig:
+    return config.model_copy(update={"seed": config.seed + place})
 
 
 def typed(rate: float) -> float:

@@ -84,6 +84,25 @@ def test_seeds_are_added_until_the_interval_decides(monkeypatch: pytest.MonkeyPa
         assert (len(point.attainments) == 5) or point.decision != "undecided"
 
 
+def test_runs_that_were_stopped_are_run_to_their_end_where_seeds_differ_widely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two seeds are overloaded, 0.4, and three have 1: with 0.8 for what was stopped the mean would keep 0.9."""
+    asked: list[tuple[int, float]] = []
+
+    def judge(run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool = False) -> Verdict:
+        asked.append((run.seed, target))
+        met = 400 if run.seed in (1, 3) else 1000
+        stopped_s = 7.0 if met / 1000 < target else None
+        counted = 0 if stopped_s else met
+        return Verdict(kept=not stopped_s, judged=1000, met=counted, missed=201, window=Window(), stopped_s=stopped_s)
+
+    monkeypatch.setattr(sim.capacity, "judge", judge)
+    question = Question(seeds=5)
+    found = Search(question=question).decide(config(rate=1.0))
+    assert found.attainments == (1.0, 0.4, 1.0, 0.4, 1.0)
+    assert found.decision == "undecided"
+    assert asked == [*((seed, question.floor) for seed in range(5)), (1, 0.0), (3, 0.0)]
+
+
 def test_what_no_rate_keeps_and_what_every_rate_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim.capacity, "judge", steep(10.0, {0: -1.0}))
     assert Search(question=QUESTION).capacity(config()).rate == 0.0
