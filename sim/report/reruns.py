@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from sim.cellfiles import CELLS
@@ -48,14 +49,17 @@ def served(directory: Path, row: Row) -> Run:
 
 
 def _compared(shown: Sequence[Panel]) -> list[tuple[Panel, dict[str, Row]]]:
-    """Of each panel a row a policy at one rate, until there are MOST_RUNS in all."""
+    """Of each panel a row a policy at one rate, whole panels until there would be more than MOST_RUNS in all.
+
+    Of the first no more than that where it has more policies.
+    """
     found: list[tuple[Panel, dict[str, Row]]] = []
     for panel in shown:
         rate = common_rate(panel)
         own = {curve.label: rows[0] for curve in panel.curves if (rows := dict(curve.rows).get(rate))}
-        if sum(len(rows) for _, rows in found) + len(own) > MOST_RUNS:
+        if found and sum(len(rows) for _, rows in found) + len(own) > MOST_RUNS:
             break
-        found.append((panel, own))
+        found.append((panel, dict(islice(own.items(), MOST_RUNS))))
     return found
 
 
@@ -72,7 +76,9 @@ def sections(rows: Sequence[Row], facets: Facets, reruns: Reruns | None) -> Iter
         yield tag("p", "A sweep keeps no single requests. This serves ", WHICH, f", {count} in all:", class_="note")
         yield tag("pre", "bulletsim report DIR --distributions")
         return
-    left = f" The first {len(compared)} of {len(shown)} panels." if len(compared) < len(shown) else ""
+    cut = any(len(own) == MOST_RUNS < len(panel.curves) for panel, own in compared)
+    left = f" The first {MOST_RUNS} policies." if cut else ""
+    left += f" The first {len(compared)} of {len(shown)} panels." if len(compared) < len(shown) else ""
     yield tag("p", f"Of {WHICH}; served again for this page.{left}", class_="note")
     for panel, own in compared:
         runs = {label: reruns[row["cell"]] for label, row in own.items()}
