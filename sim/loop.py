@@ -281,7 +281,8 @@ class ServingLoop:
                             self._launch(instance, step, self._next_number())
                             if self._check_every_step:
                                 self.check()
-                except PolicyError as error:
+                except (PolicyError, TypeError) as error:
+                    # Compiled code refuses a value of the wrong type where it first meets it.
                     raise PolicyError(f"policy {self._policy.name} at {self._clock.now_s:.6g} s: {error}") from error
 
     def _repeats(self, instance: Instance, step: Step) -> bool:

@@ -88,9 +88,9 @@ class Solo:
                 instance.take_back(steps)
             if len(steps) > 1:
                 raise PolicyError(f"{len(steps)} steps at once on an instance of one lane")
-        except PolicyError as error:
+            return steps[0]
+        except (PolicyError, TypeError) as error:
             raise self._refused(error) from error
-        return steps[0]
 
     def _run(self, step: Step, due_s: float) -> None:
         instance, clock = self._instance, self._clock
@@ -109,7 +109,7 @@ class Solo:
             for victim in step.preempt:
                 self._preempt(instance, victim)
             work = instance.begin(step, lane, clock.now_s)
-        except PolicyError as error:
+        except (PolicyError, TypeError) as error:
             raise self._refused(error) from error
         start_s, sms = clock.now_s, step.sms
         if self._check is not None:
@@ -141,5 +141,5 @@ class Solo:
             due = self._arrivals.peek_s()
         self._clock.now_s = end_s
 
-    def _refused(self, error: PolicyError) -> PolicyError:
+    def _refused(self, error: PolicyError | TypeError) -> PolicyError:
         return PolicyError(f"policy {self._policy.name} at {self._clock.now_s:.6g} s: {error}")
