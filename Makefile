@@ -1,9 +1,10 @@
 # Each target does its own set-up in .venv; Python 3.11 or later, git and make are all that is needed.
 PYTHON ?= python3
 VENV := .venv
+FAST := .venv-fast
 RUN := $(VENV)/bin
 
-.PHONY: demo test notebooks lint typecheck figures models clean
+.PHONY: demo test notebooks lint typecheck figures models fast clean
 
 demo: $(VENV)/.installed
 	$(RUN)/bulletsim demo
@@ -45,6 +46,18 @@ models: $(VENV)/.installed-dev
 	$(RUN)/bulletsim fit out/profiles/RTX-4090 --no-points --host-pass 0 --host-launch 0 \
 	    --out profiler/builtin/RTX-4090.json --force
 
+# The same commands with the serving loop compiled, in an environment of their own: development stays in plain Python.
+# Needs a C compiler besides. The wheel is built from a copy, since a compiled module here would hide its source.
+fast: $(FAST)/bin/bulletsim
+
+$(FAST)/bin/bulletsim: pyproject.toml constraints.txt $(shell git ls-files 'cli/*' 'policies/*' 'profiler/*' 'real/*' 'sim/*' 'traces/*')
+	@command -v $${CC:-cc} > /dev/null || { echo "make fast: no C compiler; install one (gcc or clang) or name it in CC" >&2; exit 1; }
+	rm -rf $(FAST)
+	$(PYTHON) -m venv $(FAST)
+	$(FAST)/bin/python -m pip install --quiet --disable-pip-version-check build
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(FAST)/bin/python -m build --outdir $(FAST)/dist .
+	$(FAST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(FAST)/dist/*.whl
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -61,4 +74,4 @@ $(VENV)/.installed-notebooks: pyproject.toml constraints.txt | $(VENV)/bin/pytho
 	touch $@
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf $(VENV) $(FAST) out
