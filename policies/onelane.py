@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from policies.api import Role
+from policies.mixed import Mixed
 
 LANE = "main"
 
 
-class OneLane:
+class OneLane(Mixed):
     """The parts of the contract that follow from having one lane."""
 
     __slots__ = ()
-
-    needs_truth: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
 
     def lanes(self, role: Role) -> tuple[str, ...]:
         return (LANE,)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from policies.admission import Relief, relieve
 from policies.api import Role, View
+from policies.mixed import Mixed
 from profiler.work import Work
 
 PREFILL, DECODE = "prefill", "decode"
 
 
-class TwoLanes:
+class TwoLanes(Mixed):
     """The parts of the contract that follow from having these two lanes on every instance."""
 
     __slots__ = ()
-
-    needs_truth: ClassVar[bool] = False
-    fewest_instances: ClassVar[int] = 1
-
-    def roles(self, instances: int) -> tuple[Role, ...]:
-        mixed: tuple[Role, ...] = ("mixed",)
-        return mixed * instances
 
     def lanes(self, role: Role) -> tuple[str, ...]:
         return (PREFILL, DECODE)

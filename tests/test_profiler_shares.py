@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -17,12 +17,12 @@ from profiler.everyshare import SOURCES, Sums, on_every_share
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.kerneltime import KernelTime
-from profiler.latency import Estimate, LatencyModel, decode_beside, prefill_passes
+from profiler.latency import LatencyModel, decode_beside, prefill_passes
 from profiler.layertable import cost_of
 from profiler.shardcalibration import ShardCalibration
-from profiler.specs import DeviceSpec, ModelSpec
 from profiler.times import added
 from profiler.work import Work
+from real.corrections import CorrectedModel, Corrections
 
 CASES = [
     ("Llama-3.1-8B", "A100-80G", 1),
@@ -32,35 +32,9 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Plain:
-    """A latency model of which no more is known than that it is one."""
-
-    inner: LatencyModel
-
-    @property
-    def model(self) -> ModelSpec:
-        return self.inner.model
-
-    @property
-    def device(self) -> DeviceSpec:
-        return self.inner.device
-
-    @property
-    def tensor_parallel(self) -> int:
-        return self.inner.tensor_parallel
-
-    def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
-        return self.inner.estimate(work, sms, beside, beside_sms)
-
-    def cost(self, work: Work) -> tuple[float, float]:
-        return self.inner.cost(work)
-
-    def ceilings(self, sms: int) -> tuple[float, float]:
-        return self.inner.ceilings(sms)
-
-    def kv_capacity_tokens(self, memory_fraction: float) -> int:
-        return self.inner.kv_capacity_tokens(memory_fraction)
+def plain_model(inner: LatencyModel) -> CorrectedModel:
+    """A latency model of which no more is known than that it is one; it corrects nothing."""
+    return CorrectedModel(inner=inner, corrections=Corrections())
 
 
 @cache
@@ -110,7 +84,7 @@ def test_a_split_after_another_is_estimated_as_each_alone(case: tuple[str, str, 
             requests = draw.randint(1, 300)
             context = requests * draw.randint(1, 3000)
             seconds = decode_beside(latency, requests, context, group)
-            plain = decode_beside(Plain(latency), requests, context, group)
+            plain = decode_beside(plain_model(latency), requests, context, group)
             for sms in {1, total, *draw.sample(range(1, total), 4)}:
                 alone = latency.estimate(Work((), requests, context), sms, group, max(1, total - sms))
                 assert seconds(sms) == plain(sms) == alone.seconds
@@ -168,7 +142,7 @@ def test_what_was_asked_before_changes_no_answer(case: tuple[str, str, int]) -> 
 def test_a_pass_after_another_is_estimated_as_each_alone(latency: KernelSumModel) -> None:
     """By the model's own method and by that of models that have none."""
     passes = prefill_passes(latency, 50)
-    plain = prefill_passes(Plain(latency), 50)
+    plain = prefill_passes(plain_model(latency), 50)
     for chunks in (((100, 0),), ((100, 0), (2000, 30)), ((7, 0),) * 9, ((100, 0),)):
         work = Work(prefill=chunks)
         assert passes(chunks) == plain(chunks) == (latency.estimate(work, 50).seconds, latency.cost(work)[0])

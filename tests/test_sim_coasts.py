@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from policies.api import SLO, Decision, Load, RequestProgress, Step, View
+from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.routing import PrefixAffine
@@ -154,3 +155,21 @@ def test_row_groups_together_are_the_rows(monkeypatch: pytest.MonkeyPatch, tmp_p
     values = np.arange(rows) ** 2
     write_groups(tmp_path / "some.parquet", ({"n": int_column(values[part])} for part in row_groups(rows)))
     assert Columns(tmp_path / "some.parquet").ints("n").tolist() == values.tolist()
+
+
+def test_coasting_leaves_no_other_instance_behind():
+    """Both decode steps end at one instant, again and again: neither instance may wait for the other's answer."""
+    result = serve(ChunkedPrefill(), [(0.0, 10, 5), (0.0, 10, 8)], instances=2)
+    assert result.token_times["0"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_coasting_does_not_outlast_the_policys_word():
+    """Requests that came during a decode step, seen by the other lane's decision, end what "again" promised."""
+    rows = [(0, 17, 29), (0.0583, 28, 1), (0.1083, 53, 8), (0.1083, 15, 34), (0.1083, 20, 1), (0.1218, 21, 1)]
+    latency = toy_latency(prefill_token_s=0.003, shared_slowdown=2.0)
+    policy = Bullet(queue_horizon=2, percentile=0.1)
+    runs = [
+        serve(policy, rows, latency=latency, slo=SLO(ttft_s=0.3), blocks=9, block_tokens=7, plain=plain)
+        for plain in (False, True)
+    ]
+    assert_same(*runs)

@@ -122,24 +122,6 @@ def test_coasting_changes_nothing_whatever_happens_meanwhile(rows, policy, slo, 
     assert_same(run(plain=False), run(plain=True))
 
 
-def test_coasting_leaves_no_other_instance_behind():
-    """Both decode steps end at one instant, again and again: neither instance may wait for the other's answer."""
-    result = serve(ChunkedPrefill(), [(0.0, 10, 5), (0.0, 10, 8)], instances=2)
-    assert result.token_times["0"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-
-
-def test_coasting_does_not_outlast_the_policys_word():
-    """Requests that came during a decode step, seen by the other lane's decision, end what "again" promised."""
-    rows = [(0, 17, 29), (0.0583, 28, 1), (0.1083, 53, 8), (0.1083, 15, 34), (0.1083, 20, 1), (0.1218, 21, 1)]
-    latency = toy_latency(prefill_token_s=0.003, shared_slowdown=2.0)
-    policy = Bullet(queue_horizon=2, percentile=0.1)
-    runs = [
-        serve(policy, rows, latency=latency, slo=SLO(ttft_s=0.3), blocks=9, block_tokens=7, plain=plain)
-        for plain in (False, True)
-    ]
-    assert_same(*runs)
-
-
 def test_two_runs_in_one_process_do_not_disturb_each_other():
     """Two loops built side by side and run one after the other give what each gives alone."""
     rows = [(0.0, 30, 5), (0.1, 20, 9), (0.3, 40, 2)]
