@@ -1,12 +1,13 @@
 """How sweeps scale: two workers against one, and the 500-cell sweep. Prints Markdown.
 
     python benchmarks/sweep.py [--requests 300] [--json]
-    python benchmarks/sweep.py --five-hundred [--requests 5000] [--json]
+    python benchmarks/sweep.py --five-hundred [--requests 5000] [--out DIR] [--json]
 
 The first runs 64 cells (four policies, sixteen rates) in one process and in two, three times each in turns, after a
 round that starts the processes; compared are the medians. Required: 1.8 times as fast or more, where there are two
 cores. The second runs benchmarks/sweep500.yaml in as many processes as there are cores, with fewer requests a cell
-where --requests says so, and says how long it took and how many simulations its cells shared.
+where --requests says so, and says how long it took and how many simulations its cells shared; --out keeps the results,
+for `bulletsim plot` and `bulletsim report`.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ def sixty_four(requests: int) -> list[Cell]:
     return cells(spec, "benchmark")
 
 
-def seconds(found: Sequence[Cell], jobs: int) -> float:
-    """Of a sweep into an empty directory, by the clock."""
+def seconds(found: Sequence[Cell], jobs: int, out: Path | None = None) -> float:
+    """Of a sweep into an empty directory, by the clock; ``out`` is one to be kept."""
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        done = run_sweep(found, Path(folder) / "out", run=measure_together, fanout=Fanout(jobs=jobs))
+        done = run_sweep(found, out or Path(folder) / "out", run=measure_together, fanout=Fanout(jobs=jobs))
         taken = time.perf_counter() - start
     if done.failures:
         raise RuntimeError(f"a cell failed: {done.failures[0].error}")
@@ -78,14 +79,14 @@ def scaling(requests: int) -> dict[str, Any]:
     return {"cells": len(found), "requests": requests, "seconds": taken, "ratio": ratio, "met": ratio >= REQUIRED}
 
 
-def five_hundred(requests: int) -> dict[str, Any]:
-    """The 500 cells, on every core."""
+def five_hundred(requests: int, out: Path | None) -> dict[str, Any]:
+    """The 500 cells, on every core; ``out`` keeps them, for ``bulletsim plot`` and ``report``."""
     spec = read_spec(FIVE_HUNDRED)
     spec = spec.model_copy(update={"base": {**spec.base, "requests": requests}})
     found = cells(spec, FIVE_HUNDRED.name)
     jobs = os.cpu_count() or 1
     shared = len(unfinished({cell.key: cell for cell in found}, Path("nowhere")))
-    taken = seconds(found, jobs)
+    taken = seconds(found, jobs, out)
     return {"cells": len(found), "simulations": shared, "requests": requests, "jobs": jobs, "seconds": taken}
 
 
@@ -111,9 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--five-hundred", action="store_true")
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    found = five_hundred(given.requests or 5000) if given.five_hundred else scaling(given.requests or 300)
+    if given.out is not None and (not given.five_hundred or given.out.exists()):
+        parser.error("--out is a directory to be made, and goes with --five-hundred")
+    found = five_hundred(given.requests or 5000, given.out) if given.five_hundred else scaling(given.requests or 300)
     about = f"{cpu_name()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before"
     if given.json:
         print(json.dumps({"machine": about, **found}, indent=2))

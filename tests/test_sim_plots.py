@@ -100,6 +100,15 @@ def test_frontier_shows_rows_limits_and_knees() -> None:
     assert [text.get_text() for text in drawing.legends[0].get_texts()] == ["2x chunked", "2x bullet"]
 
 
+def test_a_long_title_takes_no_room_from_its_panels() -> None:
+    widths = []
+    for model in ("short", "a model of a very long name" * 2):
+        drawing = frontier([row("bullet", rate, 1.0, model=model) for rate in (1.0, 2.0)])
+        drawing.draw_without_rendering()
+        widths.append([axes.get_position().width for axes in drawing.axes])
+    assert widths[0] == pytest.approx(widths[1])
+
+
 def test_limits_above_the_data_are_in_view() -> None:
     mean_ttft, _, mean_tpot, _ = latency(ROWS).axes
     assert mean_tpot.get_ylim()[1] > 200

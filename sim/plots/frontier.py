@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from sim.metrics import TARGET_ATTAINMENT
 from sim.plots.series import Panel, has_slo, panels
-from sim.plots.style import GREY, Look, PlainLog, figure, legend_above, looks, styled
+from sim.plots.style import GREY, Look, PlainLog, figure, legend_above, looks, row_title, styled
 from sim.results import Row
 
 X_LABEL = "Offered load (requests/s per GPU)"
@@ -27,7 +27,7 @@ def frontier(rows: Sequence[Row]) -> Figure:
         grid = drawing.subplots(len(found), 3, squeeze=False)
         shown = looks((curve.label, curve.policy) for panel in found for curve in panel.curves)
         for panel, (ttft, tpot, met) in zip(found, grid, strict=True):
-            ttft.set_title(panel.title)
+            row_title(ttft, panel.title)
             draw_metric(ttft, panel, "ttft_p90_s", "P90 TTFT (s)", shown, log=True)
             draw_metric(tpot, panel, "tpot_p90_s", "P90 TPOT (ms)", shown, scale=1e3)
             limit_line(tpot, panel.slo["slo_tpot_s"], scale=1e3)

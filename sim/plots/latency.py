@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sim.plots.frontier import X_LABEL, draw_metric, limit_line
 from sim.plots.series import panels
-from sim.plots.style import figure, legend_above, looks, styled
+from sim.plots.style import figure, legend_above, looks, row_title, styled
 from sim.results import Row
 
 
@@ -24,7 +24,7 @@ def latency(rows: Sequence[Row]) -> Figure:
         grid = drawing.subplots(len(found), 4, squeeze=False)
         shown = looks((curve.label, curve.policy) for panel in found for curve in panel.curves)
         for panel, row in zip(found, grid, strict=True):
-            row[0].set_title(panel.title)
+            row_title(row[0], panel.title)
             growing = panel.slo["slo_ttft_per_token_s"] is not None
             limit = (panel.slo["slo_ttft_floor_s"] or None) if growing else panel.slo["slo_ttft_s"]
             for axes, part, name in ((row[0], "mean", "Mean"), (row[1], "p90", "P90")):

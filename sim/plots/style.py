@@ -103,6 +103,22 @@ def figure(width: float, height: float, **layout: Any) -> Drawing:
     return Drawing(figsize=(width, height), layout="constrained", **layout)
 
 
+def row_title(first: Axes, text: str) -> None:
+    """Names a row of panels over its ``first``, and over the others where it is long.
+
+    A title proper would widen the first panel's column: the layout makes room for the middle of its text.
+    """
+    first.set_title("\N{NO-BREAK SPACE}")
+    first.annotate(
+        text,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, matplotlib.rcParams["axes.titlepad"]),
+        textcoords="offset points",
+        fontsize=matplotlib.rcParams["axes.titlesize"],
+    ).set_in_layout(False)
+
+
 def legend_above(drawing: Figure, *axes: Axes) -> None:
     """The series of all ``axes``, each once, in one row above all panels: outside the data."""
     series = {label: handle for one in axes for handle, label in zip(*one.get_legend_handles_labels(), strict=True)}
