@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,9 @@ def _parallel(calls: Sequence[Any], *, jobs: int = -1, **backend: Any) -> Iterat
 def _local(work: Callable[[Task], Result], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[int, Result | None]]:
     from joblib.externals.loky import get_reusable_executor  # type: ignore[import-untyped]
     from joblib.externals.loky.process_executor import TerminatedWorkerError  # type: ignore[import-untyped]
+
+    # loky renews a worker that has grown by 300 MB, between two tasks, and warns of it in words about leaks.
+    warnings.filterwarnings("ignore", message="A worker stopped while some jobs were given to the executor")
 
     def end_workers() -> None:
         get_reusable_executor(reuse=True, kill_workers=True).shutdown(kill_workers=True)
