@@ -14,6 +14,8 @@ from typing import Any
 WIDTH = 80
 NARROWEST = 16
 """Characters of a line, and of a column of names that has to give way."""
+LEAST_S, MOST_S = 1.0, 60.0
+"""Seconds between two lines of progress."""
 
 
 def print_json(document: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -29,10 +31,11 @@ def note(text: str) -> None:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
     """Aligned columns: the first ``left`` to the left, the others, which are numbers, to the right.
 
-    Where that is wider than WIDTH, headings go over several lines, and then what stands in the columns to the left.
+    A cell may have several lines. Where all is wider than WIDTH, headings go over several lines, and then what stands
+    in the columns to the left.
     """
     columns = list(zip(head, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(len(line) for cell in column for line in cell.split("\n")) for column in columns]
     _narrow(widths, [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns], by=WIDTH)
     _narrow(widths, [NARROWEST if place < left else width for place, width in enumerate(widths)], by=1)
     rule = "  ".join("-" * width for width in widths)
@@ -64,11 +67,12 @@ def _aligned(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
 
 
 def _broken(cell: str, width: int) -> list[str]:
-    if len(cell) <= width:
-        return [cell]
+    lines = cell.split("\n")
+    if all(len(line) <= width for line in lines):
+        return lines
     from textwrap import wrap
 
-    return wrap(cell, width)
+    return [part for line in lines for part in wrap(line, width)]
 
 
 def number(value: float | None, scale: float = 1.0, digits: int = 3) -> str:
@@ -104,8 +108,8 @@ def kept(place: Path, *, quiet: bool) -> Iterator[None]:
 def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[[int, str], None]]:
     """Gives a function to be told (done, text).
 
-    On a terminal it moves a bar that goes away at the end; where stderr is a pipe it prints a line at every tenth
-    of ``total``; ``quiet`` says nothing.
+    On a terminal it moves a bar that goes away at the end; where stderr is a pipe it prints a line now and then, at
+    tenths of ``total`` and each minute; ``quiet`` says nothing.
     """
     if quiet:
         yield lambda done, text: None
@@ -114,6 +118,13 @@ def progress(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[
             yield tell
     else:
         yield _lines(what, total)
+
+
+@contextmanager
+def shares(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
+    """As :func:`progress`, of work that tells which share of it is done, from 0 to 1."""
+    with progress(what, 100, quiet=quiet) as tell:
+        yield lambda share: tell(round(100 * share), "%")
 
 
 @contextmanager
@@ -169,16 +180,19 @@ def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
 
 
 def _lines(what: str, total: int | None) -> Callable[[int, str], None]:
-    printed, first, started_s = 0, None, 0.0
+    printed, first = 0, None
+    started_s = printed_s = time.monotonic()
 
     def tell(done: int, text: str) -> None:
-        nonlocal printed, first, started_s
+        nonlocal printed, first, started_s, printed_s
         now_s = time.monotonic()
         if first is None:
             first, started_s = done, now_s
-        tenth = done * 10 // total if total else 0
-        if total and tenth > printed:
-            printed = tenth
+        if not total or now_s - printed_s < LEAST_S:
+            return
+        tenth = done * 10 // total
+        if tenth > printed or now_s - printed_s >= MOST_S:
+            printed, printed_s = tenth, now_s
             left_s = (now_s - started_s) / (done - first) * (total - done) if done > first else 0.0
             left = f", about {duration(left_s)} left" if left_s >= 1 else ""
             note(f"{what}: {done}/{total} {text}".rstrip() + left)

@@ -25,6 +25,9 @@ class Kind(StrEnum):
 
 
 KIND = "frontier and latency take a sweep, timeline, prediction and trace a run."
+DRAWN = 0.3
+"""Share of making a figure's files that is done when it is there to be written."""
+
 OUT = "A .pdf, .svg or .png; a PNG (or PDF) of the same name is written beside it. trace: a .json."
 
 
@@ -37,27 +40,35 @@ def plot(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Draw a figure, or write a run's steps for Perfetto."""
-    from cli.output import print_json, searching
-    from sim.rundir import load_run
+    from cli.output import print_json, shares
 
     if kind not in (Kind.timeline, Kind.prediction) and (start is not None or end is not None):
         raise ValueError(f"--start and --end are for timeline and prediction; {kind} has all there is")
     if start is not None and end is not None and end <= start:
         raise ValueError(f"--end is {end:g}, which is not after --start {start:g}")
     if kind is Kind.trace:
-        paths = [_trace(load_run(directory), out or directory / "trace.json", quiet=json)]
+        paths = [_trace(_loaded(directory, quiet=json), out or directory / "trace.json", quiet=json)]
     else:
         from sim.plots.style import save
 
-        curves = kind in (Kind.frontier, Kind.latency)
-        with searching("drawing", quiet=json):
-            figure = _curves(kind, directory) if curves else _over_time(kind, load_run(directory), start or 0.0, end)
+        run = None if kind in (Kind.frontier, Kind.latency) else _loaded(directory, quiet=json)
+        with shares("drawing", quiet=json) as tell:
+            figure = _curves(kind, directory) if run is None else _over_time(kind, run, start or 0.0, end)
+            tell(DRAWN)
             paths = list(save(figure, out or directory / f"{kind}.pdf"))
     if json:
         print_json({"files": [str(path) for path in paths]})
         return
     for path in paths:
         print(path)
+
+
+def _loaded(directory: Path, *, quiet: bool) -> Run:
+    from cli.output import shares
+    from sim.rundir import load_run
+
+    with shares("reading the run", quiet=quiet) as tell:
+        return load_run(directory, tell)
 
 
 def _curves(kind: Kind, directory: Path) -> Figure:

@@ -22,7 +22,7 @@ def report(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Write one HTML page that needs no other file and no network."""
-    from cli.output import print_json, searching
+    from cli.output import print_json, shares
     from cli.writable import check_writable
     from sim.report.sources import Kind, kind_of, simulated_page
     from sim.rundir import replacing
@@ -38,8 +38,8 @@ def report(
         text = _validation(paths[0], quiet=quiet or json)
     else:
         again = _again(paths[0], quiet=quiet or json) if distributions else None
-        with searching("making the page", quiet=quiet or json):
-            text = simulated_page(paths, kind, again)
+        with shares("making the page", quiet=quiet or json) as tell:
+            text = simulated_page(paths, kind, again, tell)
     target.parent.mkdir(parents=True, exist_ok=True)
     with replacing(target) as partial:
         partial.write_text(text, encoding="utf-8")

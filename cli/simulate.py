@@ -34,10 +34,9 @@ def simulate(
 
 
 def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:
-    from cli.output import note, print_json
+    from cli.output import note, print_json, shares
     from cli.traces import reading
     from cli.writable import check_writable
-    from sim.metrics import summarise
     from sim.simulate import prepare
 
     if out is not None:
@@ -45,18 +44,18 @@ def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: 
 
         check_target(out, force)
         check_writable(out)
-    with reading(config.trace, quiet=quiet or json):
-        prepared = prepare(config)
+    with reading(config.trace, quiet=quiet or json) as tell:
+        prepared = prepare(config, reading=tell)
     source = prepared.latency.model.source
     if "read as a Llama-like decoder" in source and not quiet:
         note(f"note: model {config.model}: {source}")
-    result = _run(prepared, token_times, quiet or json)
-    metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
+    result, metrics = _run(prepared, token_times, quiet or json)
     if len(result.records) and not metrics.arrived:
         window = f"--warmup {config.window.warmup_s:g} and --drain {config.window.drain_s:g}"
         raise ValueError(f"{window} leave no request to measure; cut less")
     if out is not None:
-        write_run(out, prepared.config, result, metrics, force=force)
+        with shares(f"writing {out.name}", quiet=quiet or json) as tell:
+            write_run(out, prepared.config, result, metrics, force=force, progress=tell)
     if json:
         print_json(
             {
@@ -71,14 +70,18 @@ def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: 
         note(f"run written to {out}")
 
 
-def _run(prepared: Prepared, token_times: bool, quiet: bool) -> RunResult:
+def _run(prepared: Prepared, token_times: bool, quiet: bool) -> tuple[RunResult, Metrics]:
     from cli.output import progress
+    from sim.metrics import summarise
 
+    config = prepared.config
     with progress("simulating", len(prepared.trace), quiet=quiet) as tell:
-        return prepared.run(
+        result = prepared.run(
             progress=lambda finished, now_s: tell(finished, f"requests, {now_s:.0f} s simulated"),
             keep_token_times=token_times,
         )
+    with progress("summarising", 1, quiet=quiet):
+        return result, summarise(result, config.slo.value(), config.gpus, config.window.value())
 
 
 def summary_table(config: RunConfig, metrics: Metrics) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, fetch, examine and convert request traces.", no_args_is_help=True)
 
-LARGE_BYTES = 20_000_000
 SOURCE = "A file or folder, workload:NAME, or a fetched name."
 PUBLIC = "A public trace of `bulletsim traces list`."
 Source = Annotated[str, typer.Argument(help=SOURCE, autocompletion=completion.traces)]
@@ -125,14 +124,17 @@ def info(
     json: Json = False,
 ) -> None:
     """Show a trace: rate, burstiness, silences, lengths, origin."""
-    from cli.output import note, print_json
+    from cli.output import note, print_json, progress
     from traces import summarise
     from traces.picture import draw
 
-    trace = _opened(source, format, arrivals, seed, limit, slice, scale, shrink)
-    statistics = summarise(trace)
+    trace = _opened(source, format, arrivals, seed, limit, slice, scale, shrink, quiet=json)
+    with progress("summarising", 1 if picture is None else 2, quiet=json) as tell:
+        statistics = summarise(trace)
+        if picture is not None:
+            tell(1, "drawing")
+            draw(trace, picture)
     if picture is not None:
-        draw(trace, picture)
         note(f"drawn: {picture}")
     if json:
         print_json({"name": trace.name, **statistics.as_dict(), "provenance": _provenance(trace)})
@@ -158,12 +160,13 @@ def convert(
 
     Applied in this order: --slice, --limit, --shrink, --arrivals.
     """
-    from cli.output import print_json
+    from cli.output import print_json, shares
     from traces import save
 
     _check_target(source, target, force)
-    trace = _opened(source, format, arrivals, seed, limit, slice, scale, shrink)
-    save(trace, target)
+    trace = _opened(source, format, arrivals, seed, limit, slice, scale, shrink, quiet=json)
+    with shares(f"writing {target.name}", quiet=json) as tell:
+        save(trace, target, progress=tell)
     if json:
         print_json({"path": str(target), "requests": len(trace), "provenance": _provenance(trace)})
     else:
@@ -200,6 +203,8 @@ def _opened(
     slice: str | None,
     scale: float | None,
     shrink: int | None,
+    *,
+    quiet: bool,
 ) -> Trace:
     """The trace asked for: cut, limited, shrunk, with its arrivals. A ServeGen folder is cut before it is generated."""
     from traces import ReadOptions, first, open_trace, parse_arrivals, shrunk
@@ -208,11 +213,9 @@ def _opened(
     generated = Path(source).is_dir()
     if scale is not None and not generated:
         raise ValueError("--scale is for ServeGen folders; use --arrivals rescale:RATE for other traces")
-    options = ReadOptions(seed=seed)
-    if generated:
-        options = ReadOptions(seed=seed, scale=1.0 if scale is None else scale)
     drawn = limit if source.startswith("workload:") else None
-    with reading(source):
+    with reading(source, quiet=quiet) as tell:
+        options = ReadOptions(seed=seed, scale=1.0 if scale is None else scale, progress=tell)
         trace = open_trace(source, seed, drawn, format=format, options=options, slice=slice)
     if limit is not None:
         trace = first(trace, limit)
@@ -221,15 +224,12 @@ def _opened(
     return trace if spec is None else spec.apply(trace, seed)
 
 
-@contextmanager
-def reading(source: str, *, quiet: bool = False) -> Iterator[None]:
-    """Says on a terminal that a trace is being read, where it is so large that it takes seconds."""
-    from cli.output import searching
+def reading(source: str, *, quiet: bool) -> AbstractContextManager[Callable[[float], None]]:
+    """Gives what is to be told the share of a trace that is read; a workload is there at once, and nothing is shown."""
+    from cli.output import shares
+    from traces.opening import WORKLOAD
 
-    file = Path(source)
-    size = file.stat().st_size if file.is_file() else 0
-    with searching(f"reading {_megabytes(size)} MB of {file.name}", quiet=quiet or size < LARGE_BYTES):
-        yield
+    return shares(f"reading {Path(source).name}", quiet=quiet or source.startswith(WORKLOAD))
 
 
 def _print_info(trace: Trace, statistics: Statistics) -> None:

@@ -100,25 +100,29 @@ def _shown(tuner: Tuner, row: Row) -> dict[str, Any]:
 
 
 def _table(tuner: Tuner, found: Tuning, minimise: str) -> str:
-    from cli.output import number, table
+    from cli.output import WIDTH, number, table
     from sim.tuning import THROUGHPUT
 
     failed = f", {found.failed} failed" if found.failed else ""
     if not found.front:
         return f"no setting tried keeps the SLO for {tuner.target:.4g} of requests ({len(found.rows)} trials{failed})"
-    rows = []
+    names = [one.name for one in tuner.settings]
+    values, metrics = [], []
     for row in found.front:
         shown = _shown(tuner, row)
-        settings = [shown[one.name] for one in tuner.settings]
-        rows.append(
+        values.append([f"{shown[name]:.4g}" if isinstance(shown[name], float) else str(shown[name]) for name in names])
+        metrics.append(
             [
-                *(f"{value:.4g}" if isinstance(value, float) else str(value) for value in settings),
                 number(shown["rate"]),
                 number(shown[THROUGHPUT]),
                 number(shown[tuner.latency], 1e3),
                 number(row["attainment"], 100),
             ]
         )
-    head = [*(one.name for one in tuner.settings), "rate", "requests/s per GPU", f"{minimise} (ms)", "SLO met (%)"]
+    head = ["rate", "requests/s per GPU", f"{minimise} (ms)", "SLO met (%)"]
+    lines = table([*names, *head], [[*own, *met] for own, met in zip(values, metrics, strict=True)], left=0)
+    if max(map(len, lines.splitlines())) > WIDTH:
+        stacked = ["\n".join(f"{name} = {value}" for name, value in zip(names, own, strict=True)) for own in values]
+        lines = table(["settings", *head], [[own, *met] for own, met in zip(stacked, metrics, strict=True)])
     title = f"{tuner.base.policy.name}: of {len(found.rows)} trials{failed}, those that no other beats"
-    return f"{title}\nthe SLO is kept for {tuner.target:.4g} of requests or more\n\n{table(head, rows, left=0)}"
+    return f"{title}\nthe SLO is kept for {tuner.target:.4g} of requests or more\n\n{lines}"

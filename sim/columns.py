@@ -85,6 +85,17 @@ def row_groups(rows: int) -> Iterator[slice]:
     return (slice(begin, begin + GROUP_ROWS) for begin in range(0, max(1, rows), GROUP_ROWS))
 
 
+def _unpacked(chunk: Column, kind: Any) -> NDArray[Any]:
+    """An Arrow array of numbers as an array of ``kind``, shape (n,); null is NaN."""
+    here = slice(chunk.offset, chunk.offset + len(chunk))
+    valid, values = chunk.buffers()
+    found: NDArray[Any] = np.frombuffer(values, chunk.type.to_pandas_dtype())[here].astype(kind)
+    if chunk.null_count:
+        bits = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")
+        found[bits[here] == 0] = np.nan
+    return found
+
+
 class Columns:
     """The columns of a Parquet file.
 
@@ -110,18 +121,43 @@ class Columns:
 
     def floats(self, name: str) -> NDArray[np.float64]:
         """Shape (n,); null is NaN."""
-        return np.asarray(self._column(name).to_numpy(), np.float64)
+        return self._numbers(name, np.float64)
 
     def ints(self, name: str) -> NDArray[np.int64]:
         """Shape (n,). Raises ValueError for a null."""
         column = self._column(name)
         if column.null_count:
             raise ValueError(f"{self._path}, column {name}: {column.null_count} values are missing")
-        return np.asarray(column.to_numpy(), np.int64)
+        return self._numbers(name, np.int64)
+
+    def _numbers(self, name: str, kind: Any) -> NDArray[Any]:
+        column = self._column(name)
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise ValueError(f"{self._path}, column {name}: of type {column.type}; wanted: numbers")
+        return np.concatenate([np.empty(0, kind), *(_unpacked(chunk, kind) for chunk in column.chunks)])
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Shape (n,)."""
         return tuple(self._column(name).to_pylist())
+
+    def categories(self, name: str) -> tuple[NDArray[np.int8], tuple[str, ...]]:
+        """What :func:`category_column` is made of: codes, shape (n,), and names in the order of their first rows."""
+        column = self._column(name)
+        if not pa.types.is_dictionary(column.type) or column.null_count:
+            texts = self.texts(name)
+            codes = {word: code for code, word in enumerate(dict.fromkeys(texts))}
+            return np.array([codes[word] for word in texts], np.int8), tuple(codes)
+        known: dict[str, int] = {}
+        parts = [np.empty(0, np.int8)]
+        for chunk in column.chunks:
+            own = [known.setdefault(word, len(known)) for word in chunk.dictionary.to_pylist()]
+            parts.append(np.array(own, np.int8)[np.from_dlpack(chunk.indices)])
+        rows = np.concatenate(parts)
+        firsts = {code: int(np.argmax(rows == code)) for code in np.flatnonzero(np.bincount(rows)).tolist()}
+        order = sorted(firsts, key=firsts.__getitem__)
+        ranks = np.zeros(len(known), np.int8)
+        ranks[order] = np.arange(len(order))
+        return ranks[rows], tuple(list(known)[code] for code in order)
 
     def values(self, name: str) -> list[Any]:
         """Plain Python values, null as None."""

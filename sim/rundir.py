@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +34,16 @@ from sim.columns import (
 from sim.config import RunConfig, load_config, read_json
 from sim.metrics import Metrics
 from sim.records import STATES, Records, RunResult, StepLog
+from traces.progress import Progress, part, untold
 
 CONFIG = "config.json"
 REQUESTS = "requests.parquet"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"
 TOKEN_TIMES = "token_times.parquet"
+
+RECORDS_READ = 0.3
+"""Share of reading a run that is done when its requests are there."""
 
 _REQUEST_INTS = ("prompt_tokens", "output_tokens", "generated_tokens")
 _REQUEST_FLOATS = ("scheduled_s", "first_token_s", "last_token_s", "itl_mean_s", "itl_max_s")
@@ -141,22 +145,47 @@ def _move_in(partial: Path, target: Path) -> None:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def write_run(target: Path, config: RunConfig, result: RunResult, metrics: Metrics, *, force: bool = False) -> None:
-    """Leaves the run at ``target``. Raises ValueError where that exists and ``force`` is off."""
+def write_run(
+    target: Path,
+    config: RunConfig,
+    result: RunResult,
+    metrics: Metrics,
+    *,
+    force: bool = False,
+    progress: Progress = untold,
+) -> None:
+    """Leaves the run at ``target``; ``progress`` hears how far that is.
+
+    Raises ValueError where ``target`` exists and ``force`` is off.
+    """
     check_target(target, force)
     with complete_or_absent(target) as directory:
-        fill_run(directory, config, result, metrics)
+        fill_run(directory, config, result, metrics, progress)
 
 
-def fill_run(directory: Path, config: RunConfig, result: RunResult, metrics: Metrics) -> None:
+def fill_run(
+    directory: Path, config: RunConfig, result: RunResult, metrics: Metrics, progress: Progress = untold
+) -> None:
     """Writes the run's files into an existing ``directory``."""
     (directory / CONFIG).write_text(config.model_dump_json(indent=2) + "\n", encoding="utf-8")
     records, steps = result.records, result.steps
-    write_groups(directory / REQUESTS, (_request_columns(records, rows) for rows in row_groups(len(records))))
-    write_groups(directory / STEPS, (_step_columns(steps, rows) for rows in row_groups(len(steps))))
+    share = len(records) / max(1, len(records) + len(steps))
+    requests = _groups(len(records), lambda rows: _request_columns(records, rows), part(progress, 0, share))
+    write_groups(directory / REQUESTS, requests)
+    taken = _groups(len(steps), lambda rows: _step_columns(steps, rows), part(progress, share, 1))
+    write_groups(directory / STEPS, taken)
     write_json(directory / SUMMARY, metrics.to_dict())
     if result.token_times:
         write_columns(directory / TOKEN_TIMES, _token_columns(result.token_times))
+
+
+def _groups(
+    count: int, columns: Callable[[slice], Mapping[str, Column]], progress: Progress
+) -> Iterator[Mapping[str, Column]]:
+    """Row groups of ``count`` rows, each once the one before it is written."""
+    for rows in row_groups(count):
+        progress(rows.start / max(1, count))
+        yield columns(rows)
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -164,16 +193,18 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def load_run(directory: Path) -> Run:
-    """The run in ``directory``. Raises ValueError naming the file or column that is missing or damaged."""
+def load_run(directory: Path, progress: Progress = untold) -> Run:
+    """The run in ``directory``; ``progress`` hears how far the reading is.
+
+    Raises ValueError naming the file or column that is missing or damaged.
+    """
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory; give the --out of a bulletsim simulate")
-    return Run(
-        config=load_config(directory / CONFIG),
-        records=load_records(directory / REQUESTS),
-        steps=_load_steps(directory / STEPS),
-        summary=read_json(directory / SUMMARY),
-    )
+    config, summary = load_config(directory / CONFIG), read_json(directory / SUMMARY)
+    records = load_records(directory / REQUESTS)
+    progress(RECORDS_READ)
+    steps = _load_steps(directory / STEPS, part(progress, RECORDS_READ, 1))
+    return Run(config=config, records=records, steps=steps, summary=summary)
 
 
 def device_sms(run: Run) -> int:
@@ -189,15 +220,15 @@ def device_sms(run: Run) -> int:
 def load_records(path: Path) -> Records:
     """The rows of a requests.parquet. Raises ValueError naming the file and column at fault."""
     file = Columns(path)
-    states = file.texts("state")
+    codes, states = file.categories("state")
     unknown = set(states) - set(STATES)
     if unknown:
-        raise ValueError(f"{path}, column state: {sorted(unknown)[0]!r} is none of {', '.join(STATES)}")
+        raise ValueError(f"{path}, column state: {min(map(str, unknown))!r} is none of {', '.join(STATES)}")
     columns: dict[str, Any] = {name: file.ints(name) for name in (*_REQUEST_INTS, *_REQUEST_COUNTS)}
     columns |= {name: file.floats(name) for name in ("arrival_s", *_REQUEST_FLOATS)}
     return Records(
         request_id=file.texts("request_id"),
-        state=np.array([STATES.index(state) for state in states], np.int8),
+        state=np.array([STATES.index(state) for state in states], np.int8)[codes],
         reason=file.texts("reason"),
         **columns,
     )
@@ -237,17 +268,17 @@ def _step_columns(steps: StepLog, rows: slice) -> dict[str, Column]:
     return columns
 
 
-def _load_steps(path: Path) -> StepLog:
+def _load_steps(path: Path, progress: Progress) -> StepLog:
     file = Columns(path)
-    lanes = file.texts("lane")
-    names = tuple(dict.fromkeys(lanes))
+    progress(0.5)
+    lanes, names = file.categories("lane")
     columns: dict[str, Any] = {name: file.ints(name) for name in _STEP_COUNTS if name != "predicted_s"}
     return StepLog(
         lane_names=names,
         start_s=file.floats("start_s"),
         end_s=file.floats("end_s"),
         instance=file.ints("instance"),
-        lane=np.array([names.index(lane) for lane in lanes], np.int8),
+        lane=lanes,
         predicted_s=file.floats("predicted_s"),
         **columns,
     )

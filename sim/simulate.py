@@ -23,7 +23,7 @@ from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
 from sim.prefixcache import HashedBlocks
 from sim.records import RunResult
-from traces import ArrivalSpec, Trace, open_trace, parse_arrivals, with_hashes
+from traces import ArrivalSpec, ReadOptions, Trace, open_trace, parse_arrivals, with_hashes
 from traces.arrivals import ArrivalSource
 from traces.sessions import HASHED_TOKENS
 
@@ -81,14 +81,16 @@ class Prepared:
         )
 
 
-def prepare(config: RunConfig) -> Prepared:
-    """Builds what ``config`` names, without running it.
+def prepare(config: RunConfig, *, reading: Callable[[float], None] = lambda share: None) -> Prepared:
+    """Builds what ``config`` names, without running it; ``reading`` hears which share of its trace has been read.
 
     Raises ValueError for a name or setting that does not exist, a model that does not fit its device, a trace that
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
     policy, latency, estimator = check_names(config)
-    trace = _as_served(open_trace(config.trace, config.seed, config.requests, slice=config.slice), config)
+    options = ReadOptions(seed=config.seed, progress=reading)
+    found = open_trace(config.trace, config.seed, config.requests, options=options, slice=config.slice)
+    trace = _as_served(found, config)
     limits = _with_prefixes(_limits(config, latency), trace, config)
     digest = trace_hash(trace, prefixes=config.prefix_cache)
     arrivals = _checked_arrivals(config, trace, limits, digest)

@@ -144,8 +144,9 @@ def test_a_sweep_has_a_mark_a_cell_and_buttons(sweep: Path, tmp_path: Path) -> N
 
 
 def test_a_sweep_has_distributions_of_cells_that_are_served_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cli.output.LEAST_S", 0.0)
     (tmp_path / "spec.yaml").write_text(
         "{base: {trace: 'workload:code', requests: 40, model: tiny, slo: {ttft_s: 0.5}}, "
         "policies: [chunked, bullet], grid: {device: [A100-80G, H100], rate: [300, 600], seed: [0, 1]}}"

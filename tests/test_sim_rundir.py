@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sim.rundir
-from sim.columns import Columns
+from sim.columns import Columns, category_column, text_column, write_columns, write_groups
 from sim.config import RunConfig, checked, load_config
 from sim.metrics import Metrics, summarise
 from sim.records import STATES, RunResult
@@ -295,3 +295,16 @@ def test_latency_settings_reach_the_model() -> None:
     assert plain.tpot_s is not None
     assert slowed.tpot_s is not None
     assert slowed.tpot_s.mean > plain.tpot_s.mean + 0.04
+
+
+def test_categories_are_numbered_by_their_first_rows(tmp_path: Path) -> None:
+    path, names = tmp_path / "c.parquet", ("a", "b", "c")
+    codes = np.array([2, 0, 2, 1], np.int8)
+    write_groups(path, ({"x": category_column(codes[rows], names)} for rows in (slice(0, 3), slice(3, 4))))
+    found, order = Columns(path).categories("x")
+    assert (found.tolist(), order) == ([0, 1, 0, 2], ("c", "a", "b"))
+    write_columns(path, {"x": text_column(["c", "a", "c"])})
+    found, order = Columns(path).categories("x")
+    assert (found.tolist(), order) == ([0, 1, 0], ("c", "a"))
+    with pytest.raises(ValueError, match="column x: of type large_string; wanted: numbers"):
+        Columns(path).floats("x")

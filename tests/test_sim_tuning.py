@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cli.main import run
+from cli.tune import _table
 from sim.config import PolicySettings, RunConfig, SloSettings
-from sim.tuning import Tuner, Varied, varied
+from sim.tuning import THROUGHPUT, Tuner, Tuning, Varied, varied
 
 pytest.importorskip("optuna", reason="optuna is not installed; pip install 'bulletsim[tune]'")
 
@@ -95,6 +96,30 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert document["trials"] == 8
     assert set(document["front"][0]) >= {"budget_tokens", "rate", "requests_per_s_per_gpu", "ttft_p90_s", "cell"}
     assert (tmp_path / "out" / "results.parquet").is_file()
+
+
+@pytest.mark.parametrize(
+    "names", [("budget_tokens",), ("layers_per_step", "percentile", "queue_horizon", "batch_fill")]
+)
+def test_the_table_shows_every_setting_in_80_columns(names: tuple[str, ...]) -> None:
+    names = (*names, *(f"and_a_long_one_{number}" for number in range(len(names) - 1)))
+    found = {
+        "policy_settings": json.dumps(dict.fromkeys(names, 0.123456)),
+        "rate": 123.4,
+        THROUGHPUT: 12.34,
+        "ttft_p90_s": 0.1234,
+        "attainment": 0.95,
+    }
+    shown = _table(
+        tuner(settings=[varied(f"{name}=0.1:0.2") for name in names]),
+        Tuning(rows=[found], front=[found, found], failed=0),
+        "ttft_p90",
+    )
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(name in shown for name in names)
+    assert shown.count("0.1235") == 2 * len(names)
+    assert shown.count("12.3") == 2
 
 
 @pytest.mark.parametrize(

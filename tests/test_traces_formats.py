@@ -22,6 +22,22 @@ def lengths(trace: traces.Trace) -> list[tuple[int, int]]:
     return list(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
 
 
+@pytest.mark.parametrize("ending", [".csv", ".parquet", ".jsonl"])
+def test_reading_tells_how_far_it_is(ending: str, tmp_path: Path) -> None:
+    path, heard = tmp_path / f"t{ending}", []
+    if ending == ".jsonl":
+        one = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
+        path.write_text(one * 5000)
+    else:
+        traces.save(traces.workload("code", 20_000), path, progress=heard.append)
+        assert (heard == sorted(heard), 0 < heard[0] <= heard[-1] <= 1) == (True, True)
+        heard.clear()
+    traces.load(path, options=ReadOptions(progress=heard.append))
+    assert heard == sorted(heard)
+    assert len(set(heard)) >= 2
+    assert 0 < heard[0] < 0.7 <= heard[-1] < 1
+
+
 def test_azure_2023_has_seven_decimals_crlf_and_no_final_newline(tmp_path: Path) -> None:
     rows = ("2023-11-16 18:17:03.9799600,4808,10", "2023-11-16 18:17:04.0319600,3180,8")
     path = write(tmp_path, "a.csv", "\r\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)))

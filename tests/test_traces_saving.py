@@ -74,7 +74,7 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest
     path = tmp_path / "t.csv"
     path.write_text("before")
 
-    def fail(trace: Trace, path: Path) -> None:
+    def fail(trace: Trace, path: Path, progress: object) -> None:
         path.write_text("half")
         raise OSError("disk full")
 

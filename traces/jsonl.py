@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from traces.errors import TraceError
+from traces.progress import Progress, ToldFile, untold
 from traces.request import MAX_ARRIVAL_S
 from traces.table import BELOW, MAX_TOKENS, times_wanted
+
+BUFFER_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +60,22 @@ class Line:
         )
 
 
-def read_lines(path: Path, most: int | None = None) -> list[Line]:
-    """All objects of a file, or the first ``most``, blank lines skipped.
+def read_lines(path: Path, progress: Progress = untold) -> Iterator[Line]:
+    """The objects of a file, one after another, blank lines skipped.
 
     Raises TraceError for an empty file or a line that is no object.
     """
-    lines: list[Line] = []
+    empty = True
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with TextIOWrapper(BufferedReader(ToldFile(path, progress), BUFFER_BYTES), encoding="utf-8-sig") as file:
             for number, text in enumerate(file, start=1):
-                if len(lines) == most:
-                    break
                 if text.strip():
-                    lines.append(Line(file=str(path), number=number, values=_object(path, number, text)))
+                    empty = False
+                    yield Line(file=str(path), number=number, values=_object(path, number, text))
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not a text file in UTF-8 ({error}); give a JSONL trace") from None
-    if not lines:
+    if empty:
         raise TraceError(f"{path}: the file is empty; give one JSON object a line")
-    return lines
 
 
 def _object(file: Path, number: int, text: str) -> dict[str, Any]:

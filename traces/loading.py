@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from traces.errors import TraceError
 from traces.formats import FORMATS, servegen
 from traces.formats.rows import ReadOptions, Rows
 from traces.jsonl import read_lines
+from traces.progress import part
 from traces.request import FloatColumn, Provenance, Trace, repeated
 from traces.table import header_of
 
@@ -48,7 +50,9 @@ def _loaded(path: Path, format: str | None, options: ReadOptions) -> Trace:
         raise TraceError(f"{path}: a folder, which format {name!r} cannot read; give a file")
     if format is not None and not path.is_dir():
         _readable(path, name)
-    rows = FORMATS[name].read(path, options)
+    form = FORMATS[name]
+    rows = form.read(path, replace(options, progress=part(options.progress, 0, form.share)))
+    options.progress(form.share)
     return assemble(rows, Provenance(source=path.name, format=name, sha256=sha256(path)), path.stem, path)
 
 
@@ -64,7 +68,7 @@ def detect(path: Path) -> str:
     if re.match(rb"\s*\[\s*\{", start.lstrip(_BLANK)):
         return "sharegpt"
     if start.lstrip(_BLANK).startswith(b"{"):
-        have = set(read_lines(path, most=1)[0].values)
+        have = set(next(read_lines(path)).values)
         found = next((key for key, kind in FORMATS.items() if kind.keys and {*kind.keys} <= have), None)
         shape = "JSON keys"
     else:

@@ -9,7 +9,7 @@ import numpy as np
 
 from traces.errors import TraceError
 from traces.request import FloatColumn, IntColumn, Trace
-from traces.statistics import summarise, window_counts
+from traces.statistics import window_counts
 
 ENDINGS = (".png", ".svg", ".pdf")
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -125,8 +125,7 @@ def text_rows(trace: Trace, width: int, encoding: str = "utf-8") -> list[tuple[s
     for what, tokens in (("prompt", trace.prompt_tokens), ("output", trace.output_tokens)):
         counts, edges = length_counts(tokens, width)
         rows.append((what, bars(counts, encoding), f"{edges[0]:,.0f} to {edges[-1]:,.0f} tokens (log)"))
-    arrivals = summarise(trace).arrivals
-    if trace.arrival_s is not None and arrivals is not None and arrivals.span_s:
+    if trace.arrival_s is not None and (span_s := float(trace.arrival_s[-1] - trace.arrival_s[0])):
         counts = arrival_counts(trace.arrival_s, width)
-        rows.append(("arrivals", bars(counts, encoding), f"{arrivals.span_s:,.0f} s"))
+        rows.append(("arrivals", bars(counts, encoding), f"{span_s:,.0f} s"))
     return rows

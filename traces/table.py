@@ -18,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from traces.errors import TraceError
+from traces.progress import Progress, ToldFile, part, untold
 from traces.request import MAX_ARRIVAL_S, FloatColumn, IntColumn
 
 MAX_TOKENS = 2**31 - 1
 """A larger count is a broken file, not a prompt."""
 BELOW = "below 2^31"
+PARSED = 0.5
+"""Share of reading a table that is done when its text has been taken apart; numbers are made of it after that."""
 
 
 def times_wanted(what: str, unit_s: float) -> str:
@@ -110,7 +113,7 @@ class Table:
         return f"line {_line_of(self.path, row)}" if self.in_lines else f"row {row}"
 
 
-def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
+def read_table(path: Path, needed: tuple[str, ...], format_name: str, progress: Progress = untold) -> Table:
     """All columns of ``path`` as text; TraceError if one of ``needed`` is missing or there are no rows."""
     names = header_of(path)
     missing = [name for name in needed if name not in names]
@@ -119,14 +122,14 @@ def read_table(path: Path, needed: tuple[str, ...], format_name: str) -> Table:
             f"{path}: line 1: format {format_name!r} needs column {missing[0]!r}; the file has "
             f"{', '.join(names)[:200]}; name the right format or leave it to be detected"
         )
-    table = _parse(path, names)
+    table = _parse(path, names, part(progress, 0, PARSED))
     if table.num_rows == 0:
         raise TraceError(f"{path}: a header and no rows; give a trace with at least one request")
     columns = dict(zip(names, table.columns, strict=True))
     return Table(path=path, rows=table.num_rows, columns=columns)
 
 
-def _parse(path: Path, names: list[str]) -> Any:
+def _parse(path: Path, names: list[str], progress: Progress) -> Any:
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.csv as arrow_csv  # type: ignore[import-untyped]
 
@@ -137,15 +140,16 @@ def _parse(path: Path, names: list[str]) -> Any:
         return "error"
 
     try:
-        return arrow_csv.read_csv(
-            path,
-            # One thread: the parser then knows the row that it stumbles over.
-            read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, skip_rows_after_names=1),
-            parse_options=arrow_csv.ParseOptions(invalid_row_handler=note),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
-            ),
-        )
+        with ToldFile(path, progress) as file:
+            return arrow_csv.read_csv(
+                file,
+                # One thread: the parser then knows the row that it stumbles over.
+                read_options=arrow_csv.ReadOptions(use_threads=False, column_names=names, skip_rows_after_names=1),
+                parse_options=arrow_csv.ParseOptions(invalid_row_handler=note),
+                convert_options=arrow_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False
+                ),
+            )
     except pa.ArrowInvalid as error:
         if uneven:
             line = _line_of(path, uneven[0].number - 2)

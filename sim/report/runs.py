@@ -24,6 +24,7 @@ from sim.report.words import number, percent, seconds
 from sim.results import Row, row
 from sim.rundir import Run
 from sim.sweep_cells import Cell
+from traces.progress import Progress, untold
 
 Runs = Mapping[str, Run]
 """By the names that they have on the page."""
@@ -48,12 +49,12 @@ LATENCIES = {
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
-def runs_page(runs: Runs) -> str:
-    """Of one run or more."""
+def runs_page(runs: Runs, progress: Progress = untold) -> str:
+    """Of one run or more; ``progress`` hears how far it is."""
     rows = as_rows(runs)
     (first, *others) = runs
     title = f"{len(runs)} runs compared" if others else f"Run {first}"
-    return page(title, _body(title, runs, rows), cells=told(rows))
+    return page(title, _body(title, runs, rows, progress), cells=told(rows))
 
 
 def as_rows(runs: Runs) -> list[Row]:
@@ -85,7 +86,7 @@ def _settings(run: Run) -> str:
     return ", ".join(f"{name}={value}" for name, value in run.config.policy.settings.items())
 
 
-def _body(title: str, runs: Runs, rows: Sequence[Row]) -> Iterator[Markup]:
+def _body(title: str, runs: Runs, rows: Sequence[Row], progress: Progress) -> Iterator[Markup]:
     shown = looks((name, one["policy_name"]) for name, one in zip(runs, rows, strict=True))
     yield tag("h1", title)
     if len(runs) == 1:
@@ -106,6 +107,7 @@ def _body(title: str, runs: Runs, rows: Sequence[Row]) -> Iterator[Markup]:
         parts = (*timeline_sections(run), lanes_table(run))
         folded = tag("details", tag("summary", name), *parts, **({"open": "open"} if not place else {}))
         yield folded if len(runs) > 1 else joined(parts)
+        progress((place + 1) / len(runs))
     yield from _repeat(runs)
 
 

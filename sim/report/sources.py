@@ -14,8 +14,11 @@ from sim.report.tunings import tuning_page
 from sim.results import RESULTS
 from sim.rundir import CONFIG, REQUESTS, load_run
 from sim.tuning import TUNING
+from traces.progress import Progress, part, untold
 
 VALIDATION = "plan.json"
+READ = 0.6
+"""Share of making a page of runs that is done when they have been read."""
 EXPECTED = (
     f"give a run ({CONFIG} and {REQUESTS} in it), several, a folder of runs, a sweep ({RESULTS}), a search by "
     f"bulletsim tune ({TUNING}), a validation ({VALIDATION}), or a .json file that bulletsim capacity --json printed"
@@ -55,10 +58,11 @@ def kind_of(paths: Sequence[Path]) -> Kind:
     raise ValueError(f"{path} {missing}; {EXPECTED}")
 
 
-def simulated_page(paths: Sequence[Path], kind: Kind, reruns: Reruns | None = None) -> str:
+def simulated_page(paths: Sequence[Path], kind: Kind, reruns: Reruns | None = None, progress: Progress = untold) -> str:
     """The page of all kinds but a validation, which only ``real`` can read. Raises ValueError for damaged files.
 
-    ``reruns`` are cells of a sweep that were served again, whose distributions its page has then.
+    ``reruns`` are cells of a sweep that were served again, whose distributions its page has then. ``progress`` hears
+    how far it is with a page of runs.
     """
     if kind is Kind.sweep:
         return sweep_page(paths[0], reruns)
@@ -67,7 +71,12 @@ def simulated_page(paths: Sequence[Path], kind: Kind, reruns: Reruns | None = No
     if kind is Kind.capacity:
         return capacity_page(paths[0])
     directories = _runs_in(paths[0]) if kind is Kind.comparison and len(paths) == 1 else list(paths)
-    return runs_page({name: load_run(path) for name, path in _named(directories).items()})
+    runs = {}
+    for place, (name, path) in enumerate(_named(directories).items()):
+        runs[name] = load_run(
+            path, part(progress, place * READ / len(directories), (place + 1) * READ / len(directories))
+        )
+    return runs_page(runs, part(progress, READ, 1))
 
 
 def _is_run(path: Path) -> bool:

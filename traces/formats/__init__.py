@@ -12,12 +12,16 @@ from traces.formats.rows import ReadOptions, Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How a format reads; ``columns`` or ``keys`` are what a header or JSON line of it has."""
+    """How a format reads; ``columns`` or ``keys`` are what a header or JSON line of it has.
+
+    share: of the time until there is a trace, how much reading takes; the rest is for the rules of all formats.
+    """
 
     read: Callable[[Path, ReadOptions], Rows]
     about: str
     columns: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    share: float = 0.7
 
 
 FORMATS: dict[str, Format] = {
@@ -32,9 +36,9 @@ FORMATS: dict[str, Format] = {
     ),
     "csv": Format(read=own.read_csv, about="our own CSV", columns=own.NEEDED),
     "parquet": Format(read=own.read_parquet, about="our own Parquet"),
-    "mooncake": Format(read=mooncake.read, about="Mooncake JSON lines", keys=mooncake.KEYS),
-    "vllm": Format(read=vllm.read, about="request log of a vLLM run", keys=vllm.KEYS),
+    "mooncake": Format(read=mooncake.read, about="Mooncake JSON lines", keys=mooncake.KEYS, share=0.95),
+    "vllm": Format(read=vllm.read, about="request log of a vLLM run", keys=vllm.KEYS, share=0.95),
     "sharegpt": Format(read=sharegpt.read_text, about="ShareGPT conversations as text"),
-    "servegen": Format(read=servegen.read, about="ServeGen folder of clients (generated)"),
+    "servegen": Format(read=servegen.read, about="ServeGen folder of clients (generated)", share=0.95),
 }
 """By name. A CSV is given to the first whose columns its header holds, so the more particular come first."""

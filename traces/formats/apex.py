@@ -12,7 +12,7 @@ NEEDED = ("ContextTokens", "GeneratedTokens", "StartTimeOffset")
 
 def read(path: Path, options: ReadOptions) -> Rows:
     """The requests of an APEX file. Raises TraceError naming file, row and column."""
-    table = read_table(path, NEEDED, "apex")
+    table = read_table(path, NEEDED, "apex", options.progress)
     return Rows(
         prompt_tokens=table.tokens("ContextTokens"),
         output_tokens=table.tokens("GeneratedTokens"),

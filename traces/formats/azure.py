@@ -19,7 +19,7 @@ NEEDED = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 def read(path: Path, options: ReadOptions) -> Rows:
     """The requests of an Azure file of any year. Raises TraceError naming file, row and column."""
-    table = read_table(path, NEEDED, "azure")
+    table = read_table(path, NEEDED, "azure", options.progress)
     prompts = [name for name in table.columns if name.endswith("Tokens") and name != "GeneratedTokens"]
     stamps, mixed = table.epoch_ns("TIMESTAMP")
     notes = [f"prompt = {' + '.join(prompts)}"] if len(prompts) > 1 else []

@@ -17,7 +17,7 @@ NEEDED = ("Timestamp", "Request tokens", "Response tokens")
 
 def read(path: Path, options: ReadOptions) -> Rows:
     """The requests of a BurstGPT file. Raises TraceError naming file, row and column."""
-    table = read_table(path, NEEDED, "burstgpt")
+    table = read_table(path, NEEDED, "burstgpt", options.progress)
     sessions = [text or None for text in table.texts("Session ID")] if table.has("Session ID") else None
     return Rows(
         prompt_tokens=table.tokens("Request tokens"),

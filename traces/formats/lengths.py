@@ -18,7 +18,7 @@ EXCHANGES = ("conversation", "prompt_tokens", "output_tokens")
 
 def read_vidur(path: Path, options: ReadOptions) -> Rows:
     """The requests of a processed trace of Vidur. Raises TraceError naming file, row and column."""
-    table = read_table(path, VIDUR, "vidur")
+    table = read_table(path, VIDUR, "vidur", options.progress)
     return Rows(
         prompt_tokens=table.tokens("num_prefill_tokens"),
         output_tokens=table.tokens("num_decode_tokens"),
@@ -28,7 +28,7 @@ def read_vidur(path: Path, options: ReadOptions) -> Rows:
 
 def read_exchanges(path: Path, options: ReadOptions) -> Rows:
     """Lengths by conversation, without arrivals. Raises TraceError naming file, row and column."""
-    table = read_table(path, EXCHANGES, "exchanges")
+    table = read_table(path, EXCHANGES, "exchanges", options.progress)
     return Rows(
         prompt_tokens=table.tokens("prompt_tokens"),
         output_tokens=table.tokens("output_tokens"),

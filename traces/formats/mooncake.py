@@ -6,6 +6,7 @@ nearly always partial. Arrivals are binned (about 3 s in the conversation trace)
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +20,23 @@ BLOCK_TOKENS = 512
 
 def read(path: Path, options: ReadOptions) -> Rows:
     """The requests of a Mooncake file, with hashed blocks where it has them. Raises TraceError naming file and line."""
-    lines = read_lines(path)
-    hashed = "hash_ids" in lines[0].values
+    lines = read_lines(path, options.progress)
+    first = next(lines)
+    hashed = "hash_ids" in first.values
+    found = [(*_request(line), _blocks(line) if hashed else ()) for line in chain((first,), lines)]
+    arrivals, prompts, outputs, blocks = zip(*found, strict=True)
     return Rows(
-        prompt_tokens=np.array([line.tokens("input_length") for line in lines], np.int64),
-        output_tokens=np.array([line.tokens("output_length") for line in lines], np.int64),
-        arrival_s=np.array([line.time("timestamp", unit_s=1e-3) for line in lines]) / 1e3,
-        block_hashes=[_blocks(line) for line in lines] if hashed else None,
+        prompt_tokens=np.array(prompts, np.int64),
+        output_tokens=np.array(outputs, np.int64),
+        arrival_s=np.array(arrivals) / 1e3,
+        block_hashes=blocks if hashed else None,
         block_tokens=BLOCK_TOKENS if hashed else None,
     )
+
+
+def _request(line: Line) -> tuple[float, int, int]:
+    """Arrival in milliseconds, prompt and output tokens."""
+    return line.time("timestamp", unit_s=1e-3), line.tokens("input_length"), line.tokens("output_length")
 
 
 def _blocks(line: Line) -> tuple[int, ...]:

@@ -14,21 +14,28 @@ from typing import Any
 
 from traces.errors import TraceError
 from traces.formats.rows import ReadOptions, Rows
+from traces.progress import Progress, part
 from traces.request import repeated
-from traces.table import Table, read_table
+from traces.table import PARSED, Table, read_table
 
 NEEDED = ("prompt_tokens", "output_tokens")
 COLUMNS = ("request_id", "arrival_s", "prompt_tokens", "output_tokens", "session_id", "block_hashes")
 METADATA = b"bulletsim"
+TOLD_ROWS = 1 << 14
+"""Rows of which each has a list to be made, between two words on how far that is."""
 
 
 def read_csv(path: Path, options: ReadOptions) -> Rows:
     """The requests of a CSV in our own form. Raises TraceError naming file, row and column."""
-    table = read_table(path, NEEDED, "csv")
+    table = read_table(path, NEEDED, "csv", options.progress)
     _check_names(path, table.columns)
     blocks = None
     if table.has("block_hashes"):
-        blocks = [_hashes(table, row, text) for row, text in enumerate(table.texts("block_hashes"))]
+        blocks = []
+        for row, text in enumerate(table.texts("block_hashes")):
+            blocks.append(_hashes(table, row, text))
+            if row % TOLD_ROWS == 0:
+                options.progress(PARSED + (1 - PARSED) * row / table.rows)
     return _rows(table, blocks, options.block_tokens, ())
 
 
@@ -45,13 +52,23 @@ def read_parquet(path: Path, options: ReadOptions) -> Rows:
     if stored.num_rows == 0:
         raise TraceError(f"{path}: no rows; give a trace with at least one request")
     table = Table(path=path, rows=stored.num_rows, columns=_plain(path, stored), in_lines=False)
+    options.progress(PARSED)
     blocks = None
     if "block_hashes" in stored.column_names:
-        blocks = [tuple(row or ()) for row in stored["block_hashes"].to_pylist()]
+        blocks = _lists(stored["block_hashes"], part(options.progress, PARSED, 1))
     rows = _rows(table, blocks, about.get("block_tokens", options.block_tokens), tuple(about.get("notes", ())))
     del stored, table
     _release()
     return rows
+
+
+def _lists(column: Any, progress: Progress) -> list[tuple[int, ...]]:
+    """A column of lists, slice by slice."""
+    found: list[tuple[int, ...]] = []
+    for begin in range(0, len(column), TOLD_ROWS):
+        found += [tuple(row or ()) for row in column.slice(begin, TOLD_ROWS).to_pylist()]
+        progress(begin / len(column))
+    return found
 
 
 def _stored(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from traces.progress import Progress, untold
 from traces.request import FloatColumn, IntColumn
 
 
@@ -15,7 +16,7 @@ class ReadOptions:
     ``seed`` drives formats that generate requests (ServeGen), ``scale`` multiplies their rates, and
     ``start_s`` and ``end_s`` cut the span that they generate, in seconds of the source. ``count_tokens``
     gives the tokens of a text, for formats that hold text. ``block_tokens`` is the size of prefix blocks
-    where a file has their hashes and not their size.
+    where a file has their hashes and not their size. ``progress`` hears how far the reading is.
     """
 
     seed: int = 0
@@ -24,6 +25,7 @@ class ReadOptions:
     end_s: float | None = None
     count_tokens: Callable[[str], int] | None = None
     block_tokens: int = 512
+    progress: Progress = untold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

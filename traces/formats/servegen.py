@@ -60,7 +60,11 @@ def read(path: Path, options: ReadOptions) -> Rows:
             f"{path}: this span has about {expected:.3g} requests, more than {MOST_REQUESTS}; read a slice "
             "of it (start_s, end_s) or scale it down"
         )
-    drawn = [_client(path, number, clients[number], options) for number in described if load[number]]
+    drawn = []
+    for place, number in enumerate(described, start=1):
+        if load[number]:
+            drawn.append(_client(path, number, clients[number], options))
+        options.progress(place / len(described))
     if not sum(len(columns[0]) for columns in drawn):
         raise TraceError(f"{path}: no client has a request in this span; read a longer or another one")
     arrivals, prompts, outputs = (np.concatenate(column) for column in zip(*drawn, strict=True))

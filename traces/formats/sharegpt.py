@@ -24,7 +24,7 @@ LEAST_TOKENS, MOST_TOKENS = 2, 131_072
 
 def read_turns(path: Path, options: ReadOptions) -> Rows:
     """The lengths form: one row a message, in order of conversation and turn."""
-    table = read_table(path, TURNS, "sharegpt-lengths")
+    table = read_table(path, TURNS, "sharegpt-lengths", options.progress)
     names, tokens = np.array(table.texts("conversation")), table.tokens("tokens")
     # A conversation is a run of rows: its first row differs from the one before, its second follows.
     first = np.concatenate(([True], names[1:] != names[:-1]))
@@ -40,7 +40,7 @@ def read_sessions(path: Path, options: ReadOptions) -> Rows:
     Messages are taken in pairs, whatever their roles, and a conversation ends before the first pair that breaks the
     rule above.
     """
-    table = read_table(path, TURNS, "sharegpt-sessions")
+    table = read_table(path, TURNS, "sharegpt-sessions", options.progress)
     messages: dict[str, list[int]] = {}
     for name, tokens in zip(table.texts("conversation"), table.tokens("tokens").tolist(), strict=True):
         messages.setdefault(name, []).append(tokens)

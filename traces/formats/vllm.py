@@ -17,13 +17,15 @@ KEYS = ("input_toks", "output_toks", "queued_ts")
 
 def read(path: Path, options: ReadOptions) -> Rows:
     """The requests of a vLLM run's log. Raises TraceError naming file and line."""
-    lines = read_lines(path)
-    queued = np.array([line.time("queued_ts") for line in lines])
-    named = all("request_id" in line.values for line in lines)
+    found = [
+        (line.time("queued_ts"), line.tokens("input_toks"), line.tokens("output_toks"), line.values.get("request_id"))
+        for line in read_lines(path, options.progress)
+    ]
+    queued, prompts, outputs, ids = zip(*found, strict=True)
     return Rows(
-        prompt_tokens=np.array([line.tokens("input_toks") for line in lines], np.int64),
-        output_tokens=np.array([line.tokens("output_toks") for line in lines], np.int64),
-        arrival_s=queued,
-        request_ids=[str(line.values["request_id"]) for line in lines] if named else None,
+        prompt_tokens=np.array(prompts, np.int64),
+        output_tokens=np.array(outputs, np.int64),
+        arrival_s=np.array(queued),
+        request_ids=None if None in ids else list(map(str, ids)),
         notes=("arrival = queued_ts",),
     )

@@ -1,0 +1,51 @@
+"""What commands show of work that takes long, where stderr is no terminal."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from cli.output import progress, shares, table
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("cli.output.time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
+def test_a_line_now_and_then_with_the_time_left(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("measuring", 1000, quiet=False) as tell:
+        for done in range(0, 1001, 10):
+            tell(done, "gemm")
+            clock.s += 0.2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "measuring: 100/1000 gemm, about 18 s left"
+    assert lines[-1] == "measuring: 1000/1000 gemm"
+
+
+def test_what_is_done_within_a_second_says_nothing(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("fitting", 10, quiet=False) as tell:
+        for done in range(11):
+            tell(done, "")
+            clock.s += 0.09
+    assert capsys.readouterr().err == ""
+
+
+def test_slow_work_says_each_minute_that_it_goes_on(clock: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    with shares("reading", quiet=False) as tell:
+        for share in (0.0, 0.01, 0.02, 0.03):
+            tell(share)
+            clock.s += 61
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 1/100 %, about 1.7 h left",
+        "reading: 2/100 %, about 1.7 h left",
+        "reading: 3/100 %, about 1.6 h left",
+    ]
+
+
+def test_a_cell_of_several_lines() -> None:
+    assert table(["a", "b"], [["x = 1\ny = 2", "3"]]) == "a      b\n-----  -\nx = 1  3\ny = 2"
