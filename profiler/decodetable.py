@@ -1,75 +1,55 @@
-"""Decode attention, tabulated: for each batch, pieces linear in its context, on all shares at once."""
+"""Decode attention, tabulated: for each batch and share, pieces linear in its context."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from profiler.decodepass import Pieces
-from profiler.everyshare import CODES, SOURCES, Floats, on_every_share
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
+from profiler.latency import Source
 from profiler.tables import put
+from profiler.times import CODES, SOURCES
 
 if TYPE_CHECKING:
     from profiler.steptable import Calibration
 
-BLOCK = 16
-"""Sizes of batches that are tabulated together: not much longer than one, and what that takes stays in the cache."""
-
-MOST_BLOCKS, MOST_BATCHES = 128, 2048
-"""Of which the pieces are kept: a batch takes some 20 kB."""
+MOST_BATCHES = 2048
+"""Of which the knots are kept."""
 
 
 class DecodeKnots(NamedTuple):
-    """Decode attention of several batches at the contexts where its one alpha is known: batches x contexts.
+    """Decode attention of one batch at the contexts where its one alpha is known, and what that rests on.
 
-    contexts: tokens of each request. sources: codes of what alphas rest on.
+    contexts: tokens of each request.
     """
 
-    contexts: list[float]
-    alphas: Floats
-    sources: NDArray[np.int8]
+    contexts: list[int]
+    alphas: list[float]
+    sources: list[Source]
 
 
-class _Lines(NamedTuple):
-    """The pieces of some batches on all shares: batches x SMs x pieces. ``in_dram``: whether DRAM bounds a piece."""
+class _Batch(NamedTuple):
+    """Decode attention of one batch at its knots, whatever the share: entries of one knot each.
 
-    starts: list[list[int]]
-    at_zero: Floats
-    a_token: Floats
-    in_dram: NDArray[np.bool_]
-    sources: NDArray[np.int8]
+    sizes: context tokens. flops, moved: of one layer. starts, sources: of the pieces between knots.
+    """
 
-    def on(self, batch: int, sms: int) -> Pieces:
-        at_zero, a_token = self.at_zero[batch, sms].tolist(), self.a_token[batch, sms].tolist()
-        in_dram, sources = self.in_dram[batch, sms], [SOURCES[code] for code in self.sources[batch, sms].tolist()]
-        if in_dram.all():
-            return Pieces(self.starts[batch], at_zero, a_token, at_zero, a_token, sources)
-        dram, dram_a_token = (np.where(in_dram, of, 0.0).tolist() for of in (at_zero, a_token))
-        return Pieces(self.starts[batch], at_zero, a_token, dram, dram_a_token, sources)
-
-
-def _lines(sizes: Floats, seconds: Floats, dram: NDArray[np.bool_], sources: NDArray[np.int8]) -> _Lines:
-    """Pieces between points: ``sizes``, their contexts, batches x points; the others batches x SMs x points."""
-    a_token = np.diff(seconds, axis=2)
-    a_token /= np.diff(sizes, axis=1)[:, None]
-    at_zero = seconds[:, :, :-1] - a_token * sizes[:, None, :-1]
-    # What lies between two known points is neither, and rests on what is known less well.
-    weaker = np.maximum(np.maximum(sources[:, :, :-1], sources[:, :, 1:]), CODES["interpolated"])
-    # Contexts are whole, and whole numbers compare faster with each other than with floats.
-    starts = np.ceil(sizes[:, :-1]).astype(np.int64).tolist()
-    return _Lines(starts, at_zero, a_token, dram[:, :, 1:], weaker)
+    sizes: list[float]
+    flops: list[float]
+    moved: list[float]
+    alphas: list[float]
+    starts: list[int]
+    sources: list[Source]
 
 
 class DecodeTable:
     """One layer's decode attention of one shard. ``known`` holds pieces by SMs and requests."""
 
-    __slots__ = ("_blocks", "_calibrated", "_calibration", "_clock", "_points", "_shard", "_singles", "known")
+    __slots__ = ("_batches", "_calibrated", "_calibration", "_clock", "_measured_sms", "_points", "_shard", "known")
 
     def __init__(
         self,
@@ -82,24 +62,16 @@ class DecodeTable:
         self._clock = clock
         self._calibrated = calibrated
         self._calibration = calibration
-        self._blocks: dict[int, _Lines | None] = {}
-        self._singles: dict[int, _Lines] = {}
+        self._batches: dict[int, _Batch] = {}
         self._points: dict[int, list[Kernel]] = {}
+        self._measured_sms = (clock.shares.get("attention_decode") or (shard.device.sms,))[-1]
         self.known: list[dict[int, Pieces]] = [{} for _ in range(shard.device.sms + 1)]
 
     def add(self, requests: int, sms: int) -> Pieces:
         """Pieces between the contexts at which decode attention is known."""
-        block, place = divmod(requests, BLOCK)
-        if block not in self._blocks:
-            put(self._blocks, block, self._block(range(max(1, block * BLOCK), (block + 1) * BLOCK)), MOST_BLOCKS)
-        lines = self._blocks[block]
-        if lines is not None:
-            return put(self.known[sms], requests, lines.on(place - (block == 0), sms))
-        if self._calibration is None:
-            # Where compute takes over from DRAM differs from share to share.
-            return put(self.known[sms], requests, self._single(requests, sms).on(0, sms))
-        lines = self._singles.get(requests) or put(self._singles, requests, self._single(requests, sms), MOST_BATCHES)
-        return put(self.known[sms], requests, lines.on(0, sms))
+        batch = self._batches.get(requests) or self._batch(requests)
+        pieces = self._through(self.points(requests, sms), sms) if batch is None else self._between(batch, sms)
+        return put(self.known[sms], requests, pieces)
 
     def points(self, requests: int, sms: int) -> list[Kernel]:
         """Decode attention at its knots: the least context, those that are known, and one beyond."""
@@ -109,42 +81,83 @@ class DecodeTable:
             contexts = [requests, *self._contexts(attention(requests, requests), sms)]
             known = self._calibrated([attention(requests, context) for context in (*contexts, 2 * contexts[-1])])
             if self._calibration is not None:
-                put(self._points, requests, known)
+                put(self._points, requests, known, MOST_BATCHES)
         return known
 
     def _contexts(self, decode: Kernel, sms: int) -> Sequence[float]:
         requests = decode.dims[0]
         if self._calibration is not None:
             return [knot for knot in self._calibration.context_knots(decode) if knot > requests]
+        # Where compute takes over from DRAM differs from share to share.
         crossing = self._clock.ridge_context(self._shard.decode_attention, requests, sms)
         return [crossing] if requests < crossing < math.inf else []
 
-    def _single(self, requests: int, sms: int) -> _Lines:
-        points = self.points(requests, sms)
-        sizes = np.array([[kernel.size for kernel in points]])
-        seconds, dram, sources = on_every_share(self._clock, points)
-        return _lines(sizes, seconds.T[None], dram.T[None], sources.T[None])
+    def _through(self, points: list[Kernel], sms: int) -> Pieces:
+        """Pieces between kernels."""
+        times = [self._clock.time(point, sms) for point in points]
+        return _pieces(
+            [point.size for point in points],
+            [math.ceil(point.size) for point in points[:-1]],
+            [time.seconds for time in times],
+            [time.bound == "dram" for time in times],
+            _weaker([time.source for time in times]),
+        )
 
-    def _block(self, requests: range) -> _Lines | None:
-        """:meth:`_single` of many batches."""
+    def _batch(self, requests: int) -> _Batch | None:
+        """None where alphas differ from share to share, or none is known."""
         if self._calibration is None:
             return None
-        kernel = self._shard.attention_decode(1, 1)
-        knots = self._calibration.decode_knots(kernel, requests)
+        knots = self._calibration.decode_knots(self._shard.attention_decode(requests, requests))
         if knots is None:
             return None
-        clock, rates, shares = self._clock, self._shard.decode_attention, np.arange(self._shard.device.sms + 1)
-        shares[0] = 1
-        batches = np.array(requests)[:, None]
-        sizes = batches * np.array([knots.contexts], dtype=np.float64)
-        moved = sizes * rates.bytes_per_token + batches * rates.bytes_per_request
-        moving = moved[:, None] / np.array((1.0, *clock.bandwidth[1:]))[:, None]
-        rate = clock.flops[kernel.kind, kernel.dtype] / self._shard.device.sms
-        computing = (sizes * rates.flops_per_token)[:, None] / (rate * shares)[:, None]
-        dram = computing <= moving
-        seconds = np.maximum(moving, computing, out=moving)
-        seconds += clock.floors.get(kernel.op, 0.0)
-        seconds *= knots.alphas[:, None]
-        sources = np.full(seconds.shape, CODES["extrapolated"], dtype=np.int8)
-        sources[:, clock.shares[kernel.op][-1]] = knots.sources
-        return _lines(sizes, seconds, dram, sources)
+        of_token, bytes_of_token, bytes_of_request = self._shard.decode_attention
+        sizes = [float(requests * context) for context in knots.contexts]
+        batch = _Batch(
+            sizes,
+            [size * of_token for size in sizes],
+            [size * bytes_of_token + requests * bytes_of_request for size in sizes],
+            knots.alphas,
+            [requests * context for context in knots.contexts[:-1]],
+            _weaker(knots.sources),
+        )
+        return put(self._batches, requests, batch, MOST_BATCHES)
+
+    def _between(self, batch: _Batch, sms: int) -> Pieces:
+        """:meth:`_through` of kernels with one alpha each, operation for operation, without a Kernel for each."""
+        clock = self._clock
+        floor, bandwidth = clock.floors.get("attention_decode", 0.0), clock.bandwidth[sms]
+        rate = clock.flops["attention", "bf16"] / self._shard.device.sms * sms
+        seconds: list[float] = []
+        dram: list[bool] = []
+        for flops, moved, alpha in zip(batch.flops, batch.moved, batch.alphas, strict=True):
+            computing, moving = flops / rate, moved / bandwidth
+            in_dram = computing <= moving
+            seconds.append((floor + (moving if in_dram else computing)) * alpha)
+            dram.append(in_dram)
+        sources = batch.sources
+        if sms != self._measured_sms:
+            sources = ["extrapolated"] * len(sources)
+        return _pieces(batch.sizes, batch.starts, seconds, dram, sources)
+
+
+def _pieces(
+    sizes: list[float], starts: list[int], seconds: list[float], dram: list[bool], sources: list[Source]
+) -> Pieces:
+    """Pieces between points; ``starts`` are the sizes as whole numbers, which compare faster with each other."""
+    at_zero: list[float] = []
+    a_token: list[float] = []
+    for (size, one_s), (next_size, two_s) in pairwise(zip(sizes, seconds, strict=True)):
+        slope = (two_s - one_s) / (next_size - size)
+        a_token.append(slope)
+        at_zero.append(one_s - slope * size)
+    if all(dram[1:]):
+        return Pieces(starts, at_zero, a_token, at_zero, a_token, sources)
+    dram_at_zero = [base if in_dram else 0.0 for base, in_dram in zip(at_zero, dram[1:], strict=True)]
+    dram_a_token = [slope if in_dram else 0.0 for slope, in_dram in zip(a_token, dram[1:], strict=True)]
+    return Pieces(starts, at_zero, a_token, dram_at_zero, dram_a_token, sources)
+
+
+def _weaker(sources: list[Source]) -> list[Source]:
+    """What lies between two known points is neither, and rests on what is known less well."""
+    least = CODES["interpolated"]
+    return [SOURCES[max(CODES[one], CODES[two], least)] for one, two in pairwise(sources)]

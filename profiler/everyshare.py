@@ -16,14 +16,9 @@ from numpy.typing import NDArray
 from profiler.kernels import Kernel
 from profiler.kerneltime import KernelClock
 from profiler.latency import Source
-from profiler.times import Times
+from profiler.times import CODES, SOURCES, Times
 
 Floats = NDArray[np.float64]
-
-SOURCES: tuple[Source, ...] = ("measured", "interpolated", "extrapolated", "roofline")
-"""By their codes below: of two that something rests on, the greater counts."""
-
-CODES = {source: code for code, source in enumerate(SOURCES)}
 
 
 class EveryShare(NamedTuple):
@@ -37,26 +32,32 @@ class EveryShare(NamedTuple):
     sources: NDArray[np.int8]
 
 
-class Sums:
-    """Kernels one after another, on any number of SMs."""
+class Sums(NamedTuple):
+    """Kernels one after another, on any number of SMs: entry n of each list is for n SMs, ``link`` None for zeros."""
 
-    __slots__ = ("_dram", "_link", "_seconds", "_sources")
-
-    def __init__(self, clock: KernelClock, kernels: Sequence[Kernel]) -> None:
-        # Sums go along the first axis, which numpy takes row by row: in the order of the kernels.
-        seconds, dram, sources = on_every_share(clock, kernels)
-        found = [code for code in range(len(SOURCES)) if (sources == code).any()]
-        by_source = np.array([(seconds * (sources == code)).sum(axis=0) for code in found])
-        link = np.array([kernel.kind == "link" for kernel in kernels])
-        self._seconds: list[float] = seconds.sum(axis=0).tolist()
-        self._dram: list[float] = (seconds * dram).sum(axis=0).tolist()
-        self._link: list[float] | None = seconds[link].sum(axis=0).tolist() if link.any() else None
-        self._sources = [SOURCES[found[place]] for place in by_source.argmax(axis=0).tolist()]
+    seconds: list[float]
+    dram: list[float]
+    sources: list[Source]
+    link: list[float] | None
 
     def on(self, sms: int) -> Times:
         """The sum on ``sms`` SMs, resting on what most of its seconds rest on."""
-        link = 0.0 if self._link is None else self._link[sms]
-        return Times(self._seconds[sms], self._dram[sms], self._sources[sms], link)
+        link = 0.0 if self.link is None else self.link[sms]
+        return Times(self.seconds[sms], self.dram[sms], self.sources[sms], link)
+
+
+def sums(clock: KernelClock, parts: Sequence[Sequence[Kernel]]) -> list[Sums]:
+    """The kernels of each part added up; all parts have kernels of the same kinds in the same order."""
+    kinds = [kernel.kind for kernel in parts[0]]
+    # Sums go along the first axis, which numpy takes row by row: in the order of the kernels.
+    flat = on_every_share(clock, [part[place] for place in range(len(kinds)) for part in parts])
+    seconds, dram, sources = (each.reshape(len(kinds), len(parts), -1) for each in flat)
+    found = [code for code in range(len(SOURCES)) if (sources == code).any()]
+    by_source = np.array([(seconds * (sources == code)).sum(axis=0) for code in found])
+    names = [[SOURCES[found[place]] for place in row] for row in by_source.argmax(axis=0).tolist()]
+    in_link = [place for place, kind in enumerate(kinds) if kind == "link"]
+    link = seconds[in_link].sum(axis=0).tolist() if in_link else [None] * len(parts)
+    return list(map(Sums, seconds.sum(axis=0).tolist(), (seconds * dram).sum(axis=0).tolist(), names, link))
 
 
 def on_every_share(clock: KernelClock, kernels: Sequence[Kernel]) -> EveryShare:

@@ -7,12 +7,13 @@ from functools import lru_cache
 from pathlib import Path
 
 from profiler.devicecalibration import DeviceCalibration, built_in, built_in_names, load_calibration
-from profiler.kernels import Shard
+from profiler.kernels import Kernel, Shard
 from profiler.kernelsum import KernelSumModel
+from profiler.layertable import Prepared, prepared
 from profiler.presets import model as model_preset
 from profiler.shardcalibration import ShardCalibration
 from profiler.specs import DType, ModelSpec
-from profiler.steptable import StepTable
+from profiler.steptable import StepTable, line_knots
 from profiler.work import Work
 
 
@@ -27,7 +28,7 @@ class FittedModel(KernelSumModel):
         # The trees answer for all sizes of a kernel at once: now, not while requests wait.
         for kernel in shard.kernels(Work(((1, 0),), 1, 1)):
             calibration.alphas(kernel)
-        return StepTable(shard, calibration.clock, calibration)
+        return StepTable(shard, calibration.clock, calibration, _beforehand(self.calibration, shard))
 
     def _contention(self, decodes: bool) -> tuple[float, float]:
         found = self.calibration.contention
@@ -39,6 +40,17 @@ def tabulated(calibration: DeviceCalibration) -> ShardCalibration:
     """One for all models on a device: its grids depend on kernels' dimensions alone, so that the cells of a sweep ask
     the trees once, not once a cell."""
     return ShardCalibration(calibration)
+
+
+@lru_cache(maxsize=8)
+def _beforehand(measured: DeviceCalibration, shard: Shard) -> Prepared:
+    """One for all of a model's instances."""
+    calibration = tabulated(measured)
+
+    def calibrated(kernels: list[Kernel]) -> list[Kernel]:
+        return [calibration.calibrated(kernel) for kernel in kernels]
+
+    return prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration))
 
 
 def fitted(

@@ -102,6 +102,23 @@ class Grid:
         logs = [sum([weight * self.values[index][share] for index, weight in corners]) for share in shares]
         return tuple(map(math.exp, logs)), source
 
+    def across(self, first: float, columns: Sequence[int]) -> list[tuple[float, Source]]:
+        """(the one alpha, source) at knots of the second axis and ``first`` of the first; there are two axes."""
+        logs, axis, stride = self._single, self.axes[0], self.strides[0]
+        assert logs is not None
+        low, share = axis.place(first)
+        outside = not axis.knots[0] <= first <= axis.knots[-1]
+        found: list[tuple[float, Source]] = []
+        for column in columns:
+            place = low * stride + column
+            log, source = logs[place], self.sources[place]
+            if share:
+                log = (1 - share) * log + share * logs[place + stride]
+                if source != "extrapolated":
+                    source = "extrapolated" if self.sources[place + stride] == "extrapolated" else "interpolated"
+            found.append((math.exp(log), "extrapolated" if outside else source))
+        return found
+
     def line(self, first: float) -> Grid:
         """The grid along its second axis, at the knot of the first nearest to ``first``; of others at their first."""
         knots = self.axes[0].knots

@@ -18,6 +18,9 @@ from profiler.times import Times, added, between
 if TYPE_CHECKING:
     from profiler.everyshare import Sums
 
+PREPARED_TOKENS, PREPARED_SEQUENCES = 8192, 256
+"""Up to which sums on all shares are made beforehand: more than most launches have."""
+
 MOST_SUMS = 4096
 """Numbers of tokens at which sums on all shares are kept; there are some hundred knots."""
 
@@ -34,6 +37,35 @@ class Cost(NamedTuple):
 def cost_of(kernels: Sequence[Kernel]) -> Cost:
     """Kernels one after another."""
     return Cost(sum(k.runs * k.flops for k in kernels), sum(k.runs * k.dram_bytes for k in kernels))
+
+
+class Prepared(NamedTuple):
+    """Sums on all shares made beforehand: of a layer and of the embedding by tokens, of the head by sequences."""
+
+    layers: dict[int, Sums]
+    embeddings: dict[int, Sums]
+    heads: dict[int, Sums]
+
+
+def prepared(
+    shard: Shard, clock: KernelClock, calibrated: Callable[[list[Kernel]], list[Kernel]], knots: Sequence[int]
+) -> Prepared:
+    """At the knots up to PREPARED_TOKENS, and for up to PREPARED_SEQUENCES: all at once, for a tenth of what they cost
+    one after another. Nothing where knots are none, or a kernel's time was measured on several shares."""
+    # Imported here for numpy's sake: see StepTable.
+    from profiler.everyshare import sums
+
+    tokens = [knot for knot in knots if knot <= PREPARED_TOKENS]
+    found = []
+    for made, sizes in (
+        (shard.layer_kernels, tokens),
+        (shard.embedding_kernels, tokens),
+        (shard.head_kernels, range(1, PREPARED_SEQUENCES + 1)),
+    ):
+        kernels = [calibrated(made(size)) for size in sizes] if tokens else []
+        single = all(len(kernel.alphas) < 2 for part in kernels[:1] for kernel in part)
+        found.append(dict(zip(sizes, sums(clock, kernels), strict=True)) if kernels and single else {})
+    return Prepared(*found)
 
 
 class LayerTable:
@@ -54,6 +86,7 @@ class LayerTable:
         "_kernels",
         "_knots",
         "_made",
+        "_prepared",
         "_shard",
         "_sums",
         "costs",
@@ -64,13 +97,19 @@ class LayerTable:
     )
 
     def __init__(
-        self, shard: Shard, clock: KernelClock, calibrated: Callable[[list[Kernel]], list[Kernel]], knots: Sequence[int]
+        self,
+        shard: Shard,
+        clock: KernelClock,
+        calibrated: Callable[[list[Kernel]], list[Kernel]],
+        knots: Sequence[int],
+        beforehand: Prepared | None = None,
     ) -> None:
         shares = range(shard.device.sms + 1)
         self._shard = shard
         self._clock = clock
         self._calibrated = calibrated
         self._knots = knots
+        self._prepared = beforehand or Prepared({}, {}, {})
         self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
         self._made: dict[Part, Callable[[int], list[Kernel]]] = {
             "layer": shard.layer_kernels,
@@ -96,7 +135,9 @@ class LayerTable:
 
     def add_head(self, rows: int, sms: int) -> Times:
         """Final norm, LM head and sampling of so many sequences."""
-        return put(self.heads[sms], rows, self._sum_on(self._kernels_of("head", rows), sms))
+        sums = self._prepared.heads.get(rows)
+        times = self._sum_on(self._kernels_of("head", rows), sms) if sums is None else sums.on(sms)
+        return put(self.heads[sms], rows, times)
 
     def add_cost(self, tokens: int) -> tuple[Cost, Cost]:
         """Of a layer and of the embedding on one or more tokens."""
@@ -127,10 +168,16 @@ class LayerTable:
         return between(at(low, sms), at(high, sms), (tokens - low) / (high - low))
 
     def _embedding(self, tokens: int, sms: int) -> Times:
+        sums = self._prepared.embeddings.get(tokens)
+        if sums is not None:
+            return sums.on(sms)
         known = self.embeddings[sms]
         return known.get(tokens) or put(known, tokens, self._sum_on(self._kernels_of("embedding", tokens), sms))
 
     def _layer(self, tokens: int, sms: int) -> Times:
+        sums = self._prepared.layers.get(tokens)
+        if sums is not None:
+            return sums.on(sms)
         known = self.layers[sms].get(tokens)
         if known is not None:
             return known
@@ -141,9 +188,10 @@ class LayerTable:
             if not self._knots or asked == sms:
                 return put(self.layers[sms], tokens, self._sum_on(kernels, sms))
             # Imported here for numpy's sake: see StepTable.
-            from profiler.everyshare import Sums
+            from profiler.everyshare import sums as sums_of
 
-            sums = put(self._sums, tokens, Sums(self._clock, kernels), MOST_SUMS)
+            (sums,) = sums_of(self._clock, [kernels])
+            put(self._sums, tokens, sums, MOST_SUMS)
         return put(self.layers[sms], tokens, sums.on(sms))
 
     def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:

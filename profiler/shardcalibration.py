@@ -15,7 +15,6 @@ import numpy as np
 from profiler.calibration import OpCalibration
 from profiler.decodetable import DecodeKnots
 from profiler.devicecalibration import DeviceCalibration
-from profiler.everyshare import CODES
 from profiler.grid import Axis, Grid
 from profiler.kernels import Chunks, Kernel
 from profiler.kerneltime import KernelClock
@@ -110,33 +109,25 @@ class ShardCalibration:
         requests = kernel.dims[0]
         return [requests * knot for knot in self._decode_grid(op, kernel).axes[1].knots]
 
-    def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None:
+    def decode_knots(self, kernel: Kernel) -> DecodeKnots | None:
         """See :class:`profiler.steptable.Calibration`."""
         op = self._ops.get(kernel.op)
         if op is None or len(op.share_sms) > 1:
             return None
         grid = self._decode_grid(op, kernel)
-        batches, contexts = grid.axes
-        known = contexts.knots
-        if known[-1] <= 1 or not all(isinstance(knot, int) for knot in known):
+        knots = grid.axes[1].knots
+        known = [knot for knot in knots if isinstance(knot, int)]
+        if knots[-1] <= 1 or len(known) < len(knots):
             return None
         # The least context is held at the first knot, twice the last one at the last.
         inner = [place for place, knot in enumerate(known) if knot > 1]
-        columns = np.array([0, *inner, inner[-1]])
-        logs = np.array(grid.values).reshape(len(batches.knots), len(known))[:, columns]
-        codes = np.array([CODES[source] for source in grid.sources], dtype=np.int8).reshape(-1, len(known))[:, columns]
         asked = [1, *(known[place] for place in inner), 2 * known[-1]]
-        alphas, sources = [], []
-        for count in requests:
-            low, share = batches.place(count)
-            high = low + (share > 0)
-            between = (1 - share) * logs[low] + share * logs[high] if share else logs[low]
-            alphas.append([math.exp(log) for log in between.tolist()])
-            sources.append(np.maximum(np.maximum(codes[low], codes[high]), share > 0))
-            if not batches.knots[0] <= count <= batches.knots[-1]:
-                sources[-1][:] = CODES["extrapolated"]
-        outside = [not known[0] <= context <= known[-1] for context in asked]
-        return DecodeKnots(asked, np.array(alphas), np.where(outside, CODES["extrapolated"], np.array(sources)))
+        found = grid.across(kernel.dims[0], [0, *inner, inner[-1]])
+        sources = [
+            source if known[0] <= context <= known[-1] else "extrapolated"
+            for context, (_, source) in zip(asked, found, strict=True)
+        ]
+        return DecodeKnots(asked, [alpha for alpha, _ in found], sources)
 
     def _curve(self, op: OpCalibration, kernel: Kernel) -> Grid:
         key = (op.op, kernel.dims, kernel.dtype)

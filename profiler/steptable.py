@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from profiler.decodepass import DecodePass, Pieces
+from profiler.decodetable import DecodeTable
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
-from profiler.layertable import Cost, LayerTable, cost_of
+from profiler.layertable import Cost, LayerTable, Prepared, cost_of
 from profiler.overlap import Parts, overlapped, overlapped_cost
 from profiler.tables import put
 from profiler.times import NO_TIME, Times
@@ -52,12 +53,18 @@ class Calibration(Protocol):
         """Context tokens of a decode attention at which its alphas are known, ascending; linear between them."""
         ...
 
-    def decode_knots(self, kernel: Kernel, requests: range) -> DecodeKnots | None:
-        """Decode attention like ``kernel`` of several batches: the least context, those that are known, and one beyond.
+    def decode_knots(self, kernel: Kernel) -> DecodeKnots | None:
+        """Of the batch of a decode attention: the least context, those that are known, and one beyond.
 
         None where alphas differ from share to share, knots are no whole numbers, or none is above one token.
         """
         ...
+
+
+def line_knots(shard: Shard, calibration: Calibration | None) -> list[int]:
+    """Tokens between which a layer's time but for attention is linear; none where it is not."""
+    # Rows of experts change elsewhere than tokens do.
+    return [] if calibration is None or shard.model.experts else calibration.token_knots()
 
 
 class StepTable:
@@ -78,19 +85,20 @@ class StepTable:
         "model_layers",
     )
 
-    def __init__(self, shard: Shard, clock: KernelClock, calibration: Calibration | None = None) -> None:
-        # Imported here: numpy takes longer than all of the package, and a device's name needs none of it.
-        from profiler.decodetable import DecodeTable
-
+    def __init__(
+        self,
+        shard: Shard,
+        clock: KernelClock,
+        calibration: Calibration | None = None,
+        beforehand: Prepared | None = None,
+    ) -> None:
         shares = range(shard.device.sms + 1)
         self._shard = shard
         self._clock = clock
         self._calibration = calibration
         self._mixed_ratio = calibration.mixed_ratio if calibration is not None and calibration.mixes else None
         self.model_layers = shard.model.layers
-        # Rows of experts change elsewhere than tokens do.
-        knots = [] if calibration is None or shard.model.experts else calibration.token_knots()
-        self._layers = LayerTable(shard, clock, self._calibrated, knots)
+        self._layers = LayerTable(shard, clock, self._calibrated, line_knots(shard, calibration), beforehand)
         self._decode = DecodeTable(shard, clock, self._calibrated, calibration)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
         self._attention_kernels: dict[Chunks, tuple[Kernel, tuple[float, ...], Source]] = {}

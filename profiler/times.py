@@ -7,6 +7,11 @@ from typing import NamedTuple
 from profiler.kerneltime import KernelTime
 from profiler.latency import Source
 
+SOURCES: tuple[Source, ...] = ("measured", "interpolated", "extrapolated", "roofline")
+"""By their codes below: of two that something rests on, the greater counts."""
+
+CODES = {source: code for code, source in enumerate(SOURCES)}
+
 
 class Times(NamedTuple):
     """Seconds, those of them that DRAM bounds, what most of them rest on, and those that a link bounds."""

@@ -13,14 +13,14 @@ import pytest
 from profiler import fitted, roofline
 from profiler.decodetable import DecodeTable
 from profiler.devicecalibration import built_in
-from profiler.everyshare import SOURCES, Sums, on_every_share
+from profiler.everyshare import on_every_share, sums
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.kerneltime import KernelTime
 from profiler.latency import LatencyModel, decode_beside, prefill_passes
 from profiler.layertable import cost_of
 from profiler.shardcalibration import ShardCalibration
-from profiler.times import added
+from profiler.times import SOURCES, added
 from profiler.work import Work
 from real.corrections import CorrectedModel, Corrections
 
@@ -51,9 +51,10 @@ def test_a_sum_on_every_share_is_that_on_each(case: tuple[str, str, int], tokens
     assert whole is not None
     calibration, shard = ShardCalibration(whole), Shard(model(*case).model, whole.device, ways)
     kernels = [calibration.calibrated(kernel) for kernel in shard.layer_kernels(tokens)]
-    sums, clock = Sums(calibration.clock, kernels), calibration.clock
+    clock = calibration.clock
+    (found,) = sums(clock, [kernels])
     for sms in range(1, whole.device.sms + 1):
-        assert sums.on(sms) == added([clock.time(kernel, sms) for kernel in kernels])
+        assert found.on(sms) == added([clock.time(kernel, sms) for kernel in kernels])
 
 
 def test_measured_shares_are_kept_apart() -> None:
