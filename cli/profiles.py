@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,9 @@ app = typer.Typer(help="Import and examine profiles: kernel times of a device.",
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Text = str | None
+
+READ = 0.5
+"""Share of an import that is done when its tables are read; they are sorted and written after that."""
 
 BAD = "Leave out and count rows that cannot be, instead of refusing them."
 
@@ -34,13 +38,14 @@ def import_(
     json: Json = False,
 ) -> None:
     """Read kernel tables that others measured into a profile."""
-    from cli.output import print_json, searching
+    from cli.output import print_json, shares
 
     target = _target(out, force)
     given = {"backend": backend, "version": version, "all_reduce": all_reduce, "fp8": fp8, "model": model}
-    with searching("reading tables", quiet=json):
-        profile = _read(format, paths or [], device, skip_bad, {name: text for name, text in given.items() if text})
-    profile.save(target)
+    named = {name: text for name, text in given.items() if text}
+    with shares("importing", quiet=json) as tell:
+        profile = _read(format, paths or [], device, skip_bad, named, lambda share: tell(READ * share))
+        profile.save(target)
     if json:
         print_json({"path": str(target), **_document(profile)})
     else:
@@ -81,7 +86,9 @@ def _target(out: Path, force: bool) -> Path:
     return target
 
 
-def _read(format: str, paths: list[Path], device: str, skip_bad: bool, given: dict[str, Any]) -> Profile:
+def _read(
+    format: str, paths: list[Path], device: str, skip_bad: bool, given: dict[str, Any], tell: Callable[[float], None]
+) -> Profile:
     """The profile of what is named; ValueError for a format that is not known and options that are not its own."""
     from profiler.importers import FORMATS, aiconfigurator, vidur, vllm_tables
 
@@ -100,16 +107,16 @@ def _read(format: str, paths: list[Path], device: str, skip_bad: bool, given: di
         if name in given and given[name] not in known:
             raise ValueError(f"--{name.replace('_', '-')} is {given[name]!r}; known: {', '.join(known)}")
     if packaged:
-        return aiconfigurator.read_package(device, skip_bad=skip_bad, **given)
+        return aiconfigurator.read_package(device, skip_bad=skip_bad, progress=tell, **given)
     if not paths:
         raise ValueError(f"{format} is read from files; name them, or a folder with them")
     if format == "aiconfigurator":
-        return aiconfigurator.read_tables(paths, device, skip_bad=skip_bad, **given)
+        return aiconfigurator.read_tables(paths, device, skip_bad=skip_bad, progress=tell, **given)
     if format == "vidur":
-        return vidur.read_tables(paths, device, skip_bad=skip_bad)
+        return vidur.read_tables(paths, device, skip_bad=skip_bad, progress=tell)
     if len(paths) > 1:
         raise ValueError(f"vllm-tables are read a folder at a time; {len(paths)} were named")
-    return vllm_tables.read_tables(paths[0], device, skip_bad=skip_bad, **given)
+    return vllm_tables.read_tables(paths[0], device, skip_bad=skip_bad, progress=tell, **given)
 
 
 def _document(profile: Profile) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import pandas as pd
 from profiler import presets
 from profiler.importers import package
 from profiler.importers.package import PACKAGE
-from profiler.importers.tables import SUFFIXES, Gathered, Table, check_device, must_exist
+from profiler.importers.tables import SUFFIXES, Gathered, Progress, Table, check_device, must_exist, untold
 from profiler.profile import Profile
 
 LICENCE = "Apache-2.0"
@@ -44,13 +44,21 @@ _HEADS = {"heads": "num_heads", "kv_heads": "num_key_value_heads", "head_dim": "
 _LATENCY = ("latency", "latency_ms")
 
 
-def read_tables(paths: Sequence[Path], device: str, *, fp8: Fp8 = "tensor", skip_bad: bool = False) -> Profile:
+def read_tables(
+    paths: Sequence[Path],
+    device: str,
+    *,
+    fp8: Fp8 = "tensor",
+    skip_bad: bool = False,
+    progress: Progress = untold,
+) -> Profile:
     """A profile of the tables at ``paths``, or in the folders among them, which say what they hold by their names.
 
     Raises ValueError, in one line with the file's name, for what cannot be read or was measured on another device.
     """
-    gathered = Gathered(presets.device(device), skip_bad)
+    spec = presets.device(device)
     files = [file for path in paths for file in _files(path)]
+    gathered = Gathered(spec, skip_bad, expected=len(files), progress=progress)
     return _read(gathered, files, fp8, f"AIConfigurator ({PACKAGE}, {LICENCE})")
 
 
@@ -62,6 +70,7 @@ def read_package(
     fp8: Fp8 = "tensor",
     all_reduce: AllReduce = "custom",
     skip_bad: bool = False,
+    progress: Progress = untold,
 ) -> Profile:
     """A profile of the tables that the installed package holds of ``device`` under a serving framework.
 
@@ -72,7 +81,7 @@ def read_package(
     spec = presets.device(device)
     installed = package.installed()
     files = package.tables(installed, spec.name, backend, version, nccl=all_reduce == "nccl")
-    gathered = Gathered(spec, skip_bad, installed.data)
+    gathered = Gathered(spec, skip_bad, installed.data, len(files), progress)
     return _read(gathered, files, fp8, f"{PACKAGE} {installed.version} ({LICENCE})")
 
 

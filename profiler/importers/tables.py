@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +23,14 @@ from profiler.specs import DeviceSpec
 MOST = float(2**53)
 """Counts above it are no counts, and a float would not hold them exactly."""
 _POINTER = b"version https://git-lfs"
+Progress = Callable[[float], None]
+"""Hears the share of the tables that has been read."""
+
 SUFFIXES = (".csv", ".csv.gz", ".txt", ".parquet")
+
+
+def untold(share: float) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +120,15 @@ def check_device(path: Path, found: str, device: DeviceSpec) -> None:
 class Gathered:
     """Rows of a profile in the making, with what was left out of them and why; files are named from ``root`` on.
 
-    ``sources``: what a kernel is called where it comes from, for tables that say so in ``kernel_source``.
+    ``sources``: what a kernel is called where it comes from, for tables that say so in ``kernel_source``. ``expected``:
+    the tables that there will be, of which ``progress`` hears.
     """
 
     device: DeviceSpec
     skip_bad: bool = False
     root: Path | None = None
+    expected: int = 1
+    progress: Progress = untold
     parts: dict[str, list[pd.DataFrame]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
@@ -128,6 +138,7 @@ class Gathered:
         table = read_table(path, needed, optional)
         name = path.name if self.root is None else path.relative_to(self.root).as_posix()
         self.files[name if name not in self.files else path.as_posix()] = sha256(path)
+        self.progress(len(self.files) / self.expected)
         return table
 
     def keep(self, table: Table, wanted: pd.Series[bool], others: str) -> Table:

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from profiler import presets
-from profiler.importers.tables import Gathered, Table, must_exist
+from profiler.importers.tables import Gathered, Progress, Table, must_exist, untold
 from profiler.profile import Profile
 from profiler.specs import DeviceSpec
 
@@ -48,14 +48,15 @@ _NOT_ALL = ("emb", "attn_rope", "post_attention_layernorm")
 _SKUS = re.compile(r"(a100|a40|h100|v100)(_|$)")
 
 
-def read_tables(paths: Sequence[Path], device: str, *, skip_bad: bool = False) -> Profile:
+def read_tables(paths: Sequence[Path], device: str, *, skip_bad: bool = False, progress: Progress = untold) -> Profile:
     """A profile of the tables at ``paths``, or in the folders among them.
 
     Raises ValueError, in one line with the file's name, for what cannot be read, and for a path that names another
     device than ``device``.
     """
-    gathered = Gathered(presets.device(device), skip_bad)
+    spec = presets.device(device)
     files = [file for path in paths for file in _files(path)]
+    gathered = Gathered(spec, skip_bad, expected=len(files), progress=progress)
     for file in files:
         _check_sku(file, gathered.device)
         columns, timed, others, read = _READERS[file.name]

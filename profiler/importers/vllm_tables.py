@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from profiler import presets
-from profiler.importers.tables import Gathered, Table, check_device
+from profiler.importers.tables import Gathered, Progress, Table, check_device, untold
 from profiler.kernels import Shard
 from profiler.profile import Profile
 from profiler.specs import ModelSpec
@@ -36,7 +36,9 @@ REPEATS = 3
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 
 
-def read_tables(folder: Path, device: str, *, model: str | None = None, skip_bad: bool = False) -> Profile:
+def read_tables(
+    folder: Path, device: str, *, model: str | None = None, skip_bad: bool = False, progress: Progress = untold
+) -> Profile:
     """The profile of a folder with (kernels_)dense.csv, per_sequence.csv and attention.csv, and meta.json or .yaml.
 
     ``model``: instead of the one that the meta file names. Raises ValueError, in one line with the file's name,
@@ -55,7 +57,7 @@ def read_tables(folder: Path, device: str, *, model: str | None = None, skip_bad
     ways = _ways(folder, meta)
     shard = Shard(_model(meta_path, name), spec, ways)
     dtype = _dtype(meta_path, meta)
-    gathered = Gathered(spec, skip_bad)
+    gathered = Gathered(spec, skip_bad, expected=3, progress=progress)
     _layers(gathered, shard, _file(folder, "dense"), "tokens", dtype)
     _layers(gathered, shard, _file(folder, "per_sequence"), "sequences", dtype)
     _attention(gathered, shard, _file(folder, "attention"), dtype)
