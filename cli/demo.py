@@ -31,7 +31,7 @@ def demo(
         note_failures(done)
         raise typer.Exit(1)
     found = panels(done.rows)
-    files = _write(out)
+    files = _write(out, quiet=quiet or json)
     sentences = [verdict(panel) for panel in found]
     if json:
         print_json({"verdicts": sentences, "files": [str(path) for path in files], "rows": list(done.rows)})
@@ -46,8 +46,9 @@ def demo(
         raise typer.Exit(1)
 
 
-def _write(out: Path) -> list[Path]:
+def _write(out: Path, *, quiet: bool) -> list[Path]:
     from cli.knees import knee_csv, knee_markdown
+    from cli.output import progress
     from sim.plots.frontier import frontier
     from sim.plots.latency import latency
     from sim.plots.series import panels
@@ -56,7 +57,12 @@ def _write(out: Path) -> list[Path]:
     from sim.rundir import replacing
 
     rows = load_results(out)
-    files = [*save(frontier(rows), out / "frontier.pdf"), *save(latency(rows), out / "latency.pdf")]
+    files: list[Path] = []
+    figures = {"frontier": frontier, "latency": latency}
+    with progress("drawing", len(figures), quiet=quiet) as tell:
+        for done, (name, draw) in enumerate(figures.items()):
+            tell(done, name)
+            files += save(draw(rows), out / f"{name}.pdf")
     for name, text in (("knees.csv", knee_csv(panels(rows))), ("knees.md", knee_markdown(panels(rows)))):
         with replacing(out / name) as partial:
             partial.write_text(text, encoding="utf-8")

@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 KIND = "frontier and latency take a sweep, timeline, prediction and trace a run."
-DRAWN = 0.3
+DRAWN = 0.15
 """Share of making a figure's files that is done when it is there to be written."""
 
 OUT = "A .pdf, .svg or .png; a PNG (or PDF) of the same name is written beside it. trace: a .json."
@@ -50,12 +50,13 @@ def plot(
         paths = [_trace(_loaded(directory, quiet=json), out or directory / "trace.json", quiet=json)]
     else:
         from sim.plots.style import save
+        from traces.progress import part
 
         run = None if kind in (Kind.frontier, Kind.latency) else _loaded(directory, quiet=json)
         with shares("drawing", quiet=json) as tell:
             figure = _curves(kind, directory) if run is None else _over_time(kind, run, start or 0.0, end)
             tell(DRAWN)
-            paths = list(save(figure, out or directory / f"{kind}.pdf"))
+            paths = list(save(figure, out or directory / f"{kind}.pdf", part(tell, DRAWN, 1)))
     if json:
         print_json({"files": [str(path) for path in paths]})
         return

@@ -28,7 +28,7 @@ def sweep(
 ) -> None:
     """Run every combination of settings in a grid."""
     from cli.backends import fanout
-    from cli.output import print_json
+    from cli.output import print_json, shares
     from sim.cellfiles import check_directory
     from sim.sweep import check_cells, unfinished
     from sim.sweep_cells import cells
@@ -37,7 +37,8 @@ def sweep(
     where = fanout(backend, jobs, address)
     found = cells(read_spec(spec), str(spec))
     check_directory(out)
-    check_cells(found, str(spec))
+    with shares("checking cells", quiet=quiet or json) as tell:
+        check_cells(found, str(spec), tell)
     if dry_run:
         _dry_run(found, unfinished({cell.key: cell for cell in found}, out), where, json)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,9 +25,13 @@ from sim.prefixcache import HashedBlocks
 from sim.records import RunResult
 from traces import ArrivalSpec, ReadOptions, Trace, open_trace, parse_arrivals, with_hashes
 from traces.arrivals import ArrivalSource
+from traces.progress import part, untold
 from traces.sessions import HASHED_TOKENS
 
 Progress = Callable[[int, float], None]
+
+OPENED = 0.7
+"""Share of checking the cells of a trace that is done when it has been read."""
 
 MOST_BLOCKS = 1 << 31
 """KV blocks of an instance: their count fits the 32 bits of a step's row."""
@@ -81,16 +85,14 @@ class Prepared:
         )
 
 
-def prepare(config: RunConfig, *, reading: Callable[[float], None] = lambda share: None) -> Prepared:
+def prepare(config: RunConfig, *, reading: Callable[[float], None] = untold) -> Prepared:
     """Builds what ``config`` names, without running it; ``reading`` hears which share of its trace has been read.
 
     Raises ValueError for a name or setting that does not exist, a model that does not fit its device, a trace that
     is not the one ``config`` was made with, and with ``oversized="error"`` for a request that could never be served.
     """
     policy, latency, estimator = check_names(config)
-    options = ReadOptions(seed=config.seed, progress=reading)
-    found = open_trace(config.trace, config.seed, config.requests, options=options, slice=config.slice)
-    trace = _as_served(found, config)
+    trace = _as_served(_opened(config, reading), config)
     limits = _with_prefixes(_limits(config, latency), trace, config)
     digest = trace_hash(trace, prefixes=config.prefix_cache)
     arrivals = _checked_arrivals(config, trace, limits, digest)
@@ -111,6 +113,11 @@ def prepare(config: RunConfig, *, reading: Callable[[float], None] = lambda shar
     )
 
 
+def _opened(config: RunConfig, reading: Callable[[float], None]) -> Trace:
+    options = ReadOptions(seed=config.seed, progress=reading)
+    return open_trace(config.trace, config.seed, config.requests, options=options, slice=config.slice)
+
+
 class CannotRun(ValueError):
     """Settings that cannot be run: ``place`` is theirs among those that were checked."""
 
@@ -119,20 +126,24 @@ class CannotRun(ValueError):
         self.place = place
 
 
-def check_all(configs: Iterable[RunConfig]) -> None:
+def check_all(configs: Sequence[RunConfig], progress: Callable[[float], None] = untold) -> None:
     """Raises CannotRun, worded as :func:`prepare` words it, for one of the configs that cannot run.
 
-    Every trace is opened once, and what cells have in common is checked once.
+    Every trace is opened once, and what cells have in common is checked once. ``progress`` hears how far it is.
     """
     by_trace: dict[tuple[str, int, int | None, str | None], list[tuple[int, RunConfig]]] = {}
     for place, config in enumerate(configs):
         source = (config.trace, config.seed, config.requests, config.slice)
         by_trace.setdefault(source, []).append((place, config))
     limits: dict[str, Limits] = {}
+    done = 0
     for members in by_trace.values():
         trace: Trace | None = None
         seen = set()
-        for place, config in members:
+        tell = part(progress, done / len(configs), (done + len(members)) / len(configs))
+        done += len(members)
+        for number, (place, config) in enumerate(members):
+            tell(OPENED * (trace is not None) + (1 - OPENED) * number / len(members))
             build = config.model_dump_json(exclude={"trace", "arrivals", "rate", "seed", "requests", "slo", "window"})
             if (config.arrivals, config.rate, build) in seen:
                 continue
@@ -140,7 +151,7 @@ def check_all(configs: Iterable[RunConfig]) -> None:
             try:
                 if build not in limits:
                     limits[build] = _limits(config, check_names(config)[1])
-                trace = trace or open_trace(config.trace, config.seed, config.requests, slice=config.slice)
+                trace = trace or _opened(config, part(tell, 0, OPENED))
                 served = _as_served(trace, config)
                 digest = trace_hash(served, prefixes=config.prefix_cache) if config.trace_sha256 else ""
                 here = _with_prefixes(limits[build], served, config)

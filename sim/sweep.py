@@ -23,6 +23,7 @@ from sim.results import Row, row, write_results
 from sim.rundir import replacing, write_json
 from sim.simulate import CannotRun, check_all, measure_together, simulated
 from sim.sweep_cells import Cell
+from traces.progress import untold
 
 SPEC = "spec.yaml"
 FAILURES = "failures.json"
@@ -69,10 +70,10 @@ class Simulation:
     keys: tuple[str, ...]
 
 
-def check_cells(cells: Sequence[Cell], where: str) -> None:
-    """Raises ValueError, beginning with ``where``, unless every cell can start."""
+def check_cells(cells: Sequence[Cell], where: str, progress: Callable[[float], None] = untold) -> None:
+    """Raises ValueError, beginning with ``where``, unless every cell can start; ``progress`` hears how far it is."""
     try:
-        check_all(cell.config for cell in cells)
+        check_all([cell.config for cell in cells], progress)
     except CannotRun as error:
         cell = cells[error.place]
         raise ValueError(f"{where}{cell.line_text(str(error))}: {cell.shown}: {error}") from None

@@ -28,6 +28,7 @@ from sim.plots.looks import (
     looks,
 )
 from sim.rundir import replacing
+from traces.progress import Progress, untold
 
 __all__ = [
     "BLACK",
@@ -54,6 +55,8 @@ __all__ = [
 ]
 
 SCREEN_DPI = 100
+FIRST = 0.7
+"""Share of saving a figure that is done when the first of its files is written."""
 
 RC: Any = {
     "font.family": "sans-serif",
@@ -126,11 +129,11 @@ def legend_above(drawing: Figure, *axes: Axes) -> None:
     drawing.legend(list(series.values()), list(series), loc="outside upper center", ncols=columns, handlelength=2.2)
 
 
-def save(drawing: Figure, path: Path) -> tuple[Path, ...]:
+def save(drawing: Figure, path: Path, progress: Progress = untold) -> tuple[Path, ...]:
     """Writes a vector file and a PNG of the same name; the paths, the one asked for first.
 
     ``path`` ends in .pdf, .svg or .png; for .png the vector file is a PDF. Raises ValueError for anything
-    else. No file holds a date, so equal figures are equal bytes.
+    else. No file holds a date, so equal figures are equal bytes. ``progress`` hears how far it is.
     """
     if path.suffix not in (".pdf", ".svg", ".png"):
         raise ValueError(f"{path}: a figure ends in .pdf, .svg or .png")
@@ -139,11 +142,22 @@ def save(drawing: Figure, path: Path) -> tuple[Path, ...]:
         if target.is_dir():
             raise ValueError(f"{target} is a directory; a figure is a file, choose another --out")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for target in (path, twin):
-        date = {".pdf": "CreationDate", ".svg": "Date"}.get(target.suffix)
-        with matplotlib.rc_context(RC), replacing(target) as partial:
-            drawing.savefig(partial, format=target.suffix[1:], metadata={date: None} if date else None)
+    layout = drawing.get_layout_engine()
+    try:
+        _write(drawing, path)
+        progress(FIRST)
+        # The second file has the layout of the first: to find it takes longer than to draw.
+        drawing.set_layout_engine("none")
+        _write(drawing, twin)
+    finally:
+        drawing.set_layout_engine(layout)
     return path, twin
+
+
+def _write(drawing: Figure, target: Path) -> None:
+    date = {".pdf": "CreationDate", ".svg": "Date"}.get(target.suffix)
+    with matplotlib.rc_context(RC), replacing(target) as partial:
+        drawing.savefig(partial, format=target.suffix[1:], metadata={date: None} if date else None)
 
 
 class PlainLog(LogFormatter):
