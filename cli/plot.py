@@ -21,10 +21,11 @@ class Kind(StrEnum):
     latency = "latency"
     timeline = "timeline"
     prediction = "prediction"
+    slo = "slo"
     trace = "trace"
 
 
-KIND = "frontier and latency take a sweep, timeline, prediction and trace a run."
+KIND = "frontier and latency take a sweep, timeline, prediction, slo and trace a run."
 DRAWN = 0.15
 """Share of making a figure's files that is done when it is there to be written."""
 
@@ -54,7 +55,7 @@ def plot(
 
         run = None if kind in (Kind.frontier, Kind.latency) else _loaded(directory, quiet=json)
         with shares("drawing", quiet=json) as tell:
-            figure = _curves(kind, directory) if run is None else _over_time(kind, run, start or 0.0, end)
+            figure = _curves(kind, directory) if run is None else _of_run(kind, run, start or 0.0, end)
             tell(DRAWN)
             paths = list(save(figure, out or directory / f"{kind}.pdf", part(tell, DRAWN, 1)))
     if json:
@@ -81,11 +82,15 @@ def _curves(kind: Kind, directory: Path) -> Figure:
     return draw(load_results(directory))
 
 
-def _over_time(kind: Kind, run: Run, start: float, end: float | None) -> Figure:
+def _of_run(kind: Kind, run: Run, start: float, end: float | None) -> Figure:
     from sim.plots.prediction import prediction
     from sim.plots.timeline import timeline
     from sim.rundir import device_sms
 
+    if kind is Kind.slo:
+        from sim.plots.slo import slo
+
+        return slo(run.records, run.config.slo.value(), run.config.window.value().mask(run.records))
     if kind is Kind.prediction:
         return prediction(run.steps, start_s=start, end_s=end)
     return timeline(run.steps, device_sms(run), start_s=start, end_s=end)

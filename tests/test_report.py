@@ -16,10 +16,11 @@ from cli.main import run
 from policies.api import SLO
 from sim.metrics import attainment, ttft_s
 from sim.plots.looks import POLICY_LOOKS
+from sim.plots.otherlimits import heat_map
+from sim.plots.slo import slo as draw_slo
 from sim.records import STATES, Records
 from sim.report.axes import fitted
 from sim.report.distributions import curve
-from sim.report.heatmap import heat_map
 from sim.report.marks import MARKS
 from sim.report.reruns import served as served_again
 from sim.report.reruns import to_serve_again
@@ -341,7 +342,27 @@ def test_a_heat_map_is_the_attainment_under_each_pair_of_limits(slo: SLO) -> Non
     assert own == attainment(records, slo)
     assert (np.diff(found.attained, axis=0) >= 0).all()
     assert (np.diff(found.attained, axis=1) >= 0).all()
-    assert heat_map(made([0.1], [0.1], ["waiting"]), slo, np.ones(1, np.bool_)) is None
+    drawing = draw_slo(records, slo, np.ones(4, np.bool_))
+    shades = drawing.axes[0].collections[0].get_array()
+    assert shades is not None
+    assert np.asarray(shades).reshape(found.attained.shape) == pytest.approx(100 * found.attained)
+    assert [text.get_text() for text in drawing.legends[0].get_texts()] == [
+        f"SLO of the run: {own:.0%}"
+    ]  # none has 90 %
+    nothing = made([0.1], [0.1], ["waiting"])
+    assert heat_map(nothing, slo, np.ones(1, np.bool_)) is None
+    with pytest.raises(ValueError, match="no request of this run finished"):
+        draw_slo(nothing, slo, np.ones(1, np.bool_))
+
+
+def test_the_least_tpot_limit_that_keeps_the_target() -> None:
+    records = made([0.1, 0.3], [0.04, 0.02], ["finished", "finished"])
+    found = heat_map(records, SLO(ttft_s=0.3, tpot_s=0.05), np.ones(2, np.bool_))
+    assert found is not None
+    for row, ttft in zip(found.least_tpot(), found.ttft.tolist(), strict=True):
+        expected = next((place for place, tpot in enumerate(found.tpot_s) if tpot >= 0.04), None)
+        assert row == (expected if ttft >= 0.3 else None)
+    assert found.attained_at(0.3, 0.05) == 1.0
 
 
 def test_curves_of_many_values_are_thinned_and_keep_their_ends() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 from urllib.parse import quote
 
 from sim.plots.looks import Look, looks
+from sim.plots.otherlimits import heat_map
 from sim.plots.series import slo_text, workload_name
 from sim.records import STATES
 from sim.report.cells import amount, told
 from sim.report.distributions import distribution_charts
 from sim.report.facets import facets
-from sim.report.heatmap import drawn, heat_map
+from sim.report.heatmap import drawn
 from sim.report.marks import key
 from sim.report.markup import Markup, flat, joined, table, tag
 from sim.report.page import page
