@@ -51,6 +51,7 @@ def capacity(
 ) -> None:
     """Search for the highest rate, or the smallest or best set-up, that keeps the SLO."""
     from dataclasses import asdict
+    from time import monotonic
 
     from cli.output import print_json, searching
     from sim.capacity import Question, Search
@@ -59,8 +60,9 @@ def capacity(
         target=target, confidence=confidence, tolerance=tolerance, seeds=seeds, warmup=warmup, drain=drain
     )
     run = options.run_settings(_with_policy(settings, find), config, command="capacity", quiet=quiet)
+    began_s = monotonic()
     with searching(quiet=quiet or json) as tell:
-        search = Search(question=question, tell=tell)
+        search = Search(question=question, tell=lambda text: tell(text + _left(search, monotonic() - began_s)))
         document, text = _FINDERS[find](search, run)
     tested = search.tested
     if json:
@@ -70,6 +72,14 @@ def capacity(
         return
     print(f"{_head(run)}\n{_condition(run, question)}\n\n{text}\n")
     print(f"{tested.simulations} simulations, {tested.stopped} of them stopped early")
+
+
+def _left(search: Search, elapsed_s: float) -> str:
+    """How long the search will go on, where that can be said."""
+    from cli.output import duration
+
+    left_s = elapsed_s / search.tested.simulations * search.ahead
+    return f"; about {duration(left_s)} left" if left_s >= 1 else ""
 
 
 def _with_policy(given: dict[str, Any], find: Find) -> dict[str, Any]:

@@ -139,12 +139,15 @@ class Tested:
 class Search:
     """Asks runs whether they keep the SLO, and counts what that takes; ``tell`` hears of each.
 
+    ahead: runs that the search for a rate will roughly take yet; 0 as long as that cannot be said.
+
     Raises ValueError for settings that cannot run, and where there is no SLO.
     """
 
     question: Question
     tell: Tell = lambda text: None
     tested: Tested = field(default_factory=Tested)
+    ahead: int = 0
 
     def keeps(self, config: RunConfig) -> bool:
         """Whether this one run keeps the target."""
@@ -190,9 +193,12 @@ class Search:
         points = _Points(self, config)
         low, high = points.around(math.sqrt(kept * missed))
         while high.rate / low.rate > 1 + self.question.tolerance:
+            self._foresee(points.all, high.rate / low.rate)
             middle = points.at(math.sqrt(low.rate * high.rate))
             low, high = (middle, high) if middle.mean >= self.question.target else (low, middle)
+        self._foresee(points.all, high.rate / low.rate)
         points.refine()
+        self.ahead = 0
         share = (low.mean - self.question.target) / (low.mean - high.mean)
         return Capacity(
             rate=low.rate + share * (high.rate - low.rate),
@@ -200,6 +206,11 @@ class Search:
             missed=min((point.rate for point in points.all if point.decision == "missed"), default=None),
             points=tuple(points.all),
         )
+
+    def _foresee(self, points: list[Point], width: float) -> None:
+        """What it takes to halve ``width``, and to refine, with as many seeds a rate as so far."""
+        halvings = math.ceil(math.log2(max(1.0, math.log(width) / math.log1p(self.question.tolerance))))
+        self.ahead = round((halvings + REFINEMENTS) * fmean(len(point.attainments) for point in points))
 
     def bracket(self, config: RunConfig, first: float, width: float = COARSE) -> tuple[float, float]:
         """A rate at which the one seed of ``config`` keeps the target, and one up to ``width`` times it where not.
@@ -224,6 +235,7 @@ class Search:
         cut = Cut(warmup=self.question.warmup, drain=self.question.drain)
         found = judge(config.model_copy(update={"trace_sha256": None}), target, cut, to_the_end=to_the_end)
         self.tested.simulations += 1
+        self.ahead = max(0, self.ahead - 1)
         self.tested.stopped += found.stopped_s is not None
         self.tested.requests += found.met + found.missed
         self._check_evidence(found.judged)

@@ -47,8 +47,12 @@ def grid_attainment(run: RunConfig, rate: float) -> float:
 
 
 def test_capacity_is_the_knee_of_a_fine_grid_in_a_tenth_of_its_simulations() -> None:
-    search = Search(question=QUESTION)
+    foreseen: list[int] = []
+    search = Search(question=QUESTION, tell=lambda text: foreseen.append(search.tested.simulations + search.ahead))
     found = search.capacity(config())
+    assert search.ahead == 0
+    # The last halvings and refinements, of which it is known about how many there will be.
+    assert foreseen[-4:] == pytest.approx([search.tested.simulations] * 4, abs=4)
     rates = [found.rate * 1.015**step for step in (-15, -5, -3, -1, 1, 3, 5, 15)]  # of the grid, for the test's time
     expected = knee(rates, [grid_attainment(config(), rate) for rate in rates]).rate
     assert expected is not None
