@@ -4,16 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, LaneView, RequestProgress, View
 from policies.forecast import TtftForecast, forecast_queue, on_time_first, prefill_shape, shortest_first
-from profiler.latency import prefill_passes
+from profiler.latency import PrefillGroups, prefill_groups, prefill_passes
 from profiler.work import Work
 
 new = tuple.__new__
 """For what each decision makes: their own constructors take three times as long."""
+
+
+class PlanSettings(Protocol):
+    """Those of policies.bullet.Bullet that its scheduler reads."""
+
+    @property
+    def layers_per_step(self) -> int: ...
+    @property
+    def queue_horizon(self) -> int: ...
+    @property
+    def batch_fill(self) -> float: ...
+    @property
+    def max_resident(self) -> int: ...
+    @property
+    def reorder(self) -> bool: ...
+    @property
+    def on_time(self) -> bool: ...
 
 
 class NextBatch(NamedTuple):
@@ -33,6 +50,7 @@ class NextBatch(NamedTuple):
 class PrefillPlan(NamedTuple):
     """The batch that prefill is on, or would start: its next layer group, and when first tokens come of it.
 
+    groups: seconds of its layers, of which ``layers_left`` remain and ``layers`` are in ``group``, the next.
     whole_s: what its remaining layers take on ``reference_sms``; left_s: the same less the time that those in flight
         have run.
     follows: whether a waiting request can be admitted after it; starved: whether one waits for KV or a place.
@@ -43,7 +61,8 @@ class PrefillPlan(NamedTuple):
     chunks: tuple[Chunk, ...]
     layers: int
     group: Work
-    left: Work
+    groups: PrefillGroups
+    layers_left: int
     whole_s: float
     left_s: float
     reference_sms: int
@@ -84,87 +103,83 @@ class PrefillPlan(NamedTuple):
         if self.next is not None:
             return self.next.ends_s[-1]
         # At the batch's pace.
-        left = self.left
-        tokens = sum(prefill_shape(request)[0] for request in islice(view.waiting.values(), horizon))
-        taken, layers = sum(tokens for tokens, _ in left.prefill), view.latency.model.layers
-        return self.left_s + self.whole_s * tokens / taken * layers / (left.layers or layers)
+        tokens = sum([prefill_shape(request)[0] for request in islice(view.waiting.values(), horizon)])
+        taken = sum([tokens for _, tokens in self.chunks])
+        return self.left_s + self.whole_s * tokens / taken * view.latency.model.layers / self.layers_left
+
+    def pace(self, sms: int) -> float:
+        """How many times as long as on ``reference_sms`` the remaining layers take on so many."""
+        return self.alpha * self.groups.seconds(self.layers_left, True, sms) / self.whole_s
 
 
-class Planning:
-    """The part of the policy that looks ahead; the settings it reads are those of policies.bullet.Bullet."""
-
-    __slots__ = ()
-
-    layers_per_step: int
-    queue_horizon: int
-    batch_fill: float
-    max_resident: int
-    reorder: bool
-    on_time: bool
-
-    def _plan(self, view: View, lane: LaneView, relief: Relief, sms: int, alpha: float) -> PrefillPlan | None:
-        layers = view.latency.model.layers
-        chunks, batch, waiting = lane.batch, None, view.waiting
-        if chunks:
-            layers -= lane.layers_done
-            follows = starved = False
-            if waiting:
-                first = next(iter(waiting.values()))
-                follows = self._fits(view, first, relief.free_blocks, self._places(view))
-                starved = not follows
-        else:
-            batch = self._next_batch(view, relief, sms, alpha) if waiting and not relief.victims else None
-            if batch is None:
-                return None
-            chunks, follows = batch.chunks, batch.follows
-            starved = len(chunks) < len(waiting) and not follows
-        shapes = tuple([(tokens, prefill_shape(request)[1]) for request, tokens in chunks])
-        left: Work = new(Work, (shapes, 0, 0, layers, True, 0, None))
-        known_s = None if batch is None else batch.whole_s
-        whole_s = alpha * view.latency.estimate(left, sms)[0] if known_s is None else known_s
-        left_s = max(0.0, whole_s - (view.now_s - lane.started_s)) if lane.busy else whole_s
-        taken = min(self.layers_per_step, layers)
-        group: Work = new(Work, (shapes, 0, 0, taken, taken == layers, 0, None))
-        plan = (chunks, taken, group, left, whole_s, left_s, sms, follows, starved, alpha, batch)
-        return new(PrefillPlan, plan)
-
-    def _places(self, view: View) -> int:
-        return self.max_resident - len(view.decoding) - len(view.prefilling)
-
-    @staticmethod
-    def _fits(view: View, request: RequestProgress, free_blocks: int, places: int) -> bool:
-        return places > 0 and blocks_to_begin(request, view.block_tokens) <= free_blocks
-
-    def _next_batch(self, view: View, relief: Relief, sms: int, alpha: float) -> NextBatch | None:
-        """None where none of the queue fits."""
-        waiting, free, places = view.waiting, relief.free_blocks, self._places(view)
-        if len(waiting) == 1:
-            # Mostly, and then there is nothing to put in order.
-            (request,) = waiting.values()
-            return self._lone(view, request, sms, alpha) if self._fits(view, request, free, places) else None
-        queue = list(islice(waiting.values(), self.queue_horizon))
-        if not any(self._fits(view, request, free, places) for request in queue):
+def plan_prefill(
+    settings: PlanSettings, view: View, lane: LaneView, relief: Relief, sms: int, alpha: float
+) -> PrefillPlan | None:
+    """The plan by ``sms`` SMs for prefill; None where there is nothing to prefill that fits."""
+    layers = view.latency.model.layers
+    chunks, batch, waiting = lane.batch, None, view.waiting
+    if chunks:
+        layers -= lane.layers_done
+        follows = starved = False
+        if waiting:
+            first = next(iter(waiting.values()))
+            follows = _fits(view, first, relief.free_blocks, _places(settings, view))
+            starved = not follows
+    else:
+        batch = _next_batch(settings, view, relief, sms, alpha) if waiting and not relief.victims else None
+        if batch is None:
             return None
-        forecast_order = forecast_queue
-        if self.reorder and len(queue) > 1 and view.slo.limits_ttft:
-            forecast_order = on_time_first if self.on_time else shortest_first
-        order, ends_s, batch = forecast_order(view, queue, sms, self.batch_fill, alpha)
-        chunks: list[Chunk] = []
-        for request in order[:batch]:
-            if not self._fits(view, request, free, places - len(chunks)):
-                break
-            free -= blocks_to_begin(request, view.block_tokens)
-            chunks.append(new(Chunk, (request, prefill_shape(request)[0])))
-        taken = len(chunks)
-        if not taken:
-            return None
-        behind = order[taken] if taken < len(order) else None
-        follows = taken < len(waiting) if behind is None else self._fits(view, behind, free, places - taken)
-        return new(NextBatch, (tuple(chunks), follows, order, ends_s, ends_s[0] if taken == batch else None))
+        chunks, follows = batch.chunks, batch.follows
+        starved = len(chunks) < len(waiting) and not follows
+    shapes = tuple([(tokens, prefill_shape(request)[1]) for request, tokens in chunks])
+    groups = prefill_groups(view.latency, shapes)
+    known_s = None if batch is None else batch.whole_s
+    whole_s = alpha * groups.seconds(layers, True, sms) if known_s is None else known_s
+    left_s = max(0.0, whole_s - (view.now_s - lane.started_s)) if lane.busy else whole_s
+    taken = min(settings.layers_per_step, layers)
+    group: Work = new(Work, (shapes, 0, 0, taken, taken == layers, 0, None))
+    plan = (chunks, taken, group, groups, layers, whole_s, left_s, sms, follows, starved, alpha, batch)
+    return new(PrefillPlan, plan)
 
-    @staticmethod
-    def _lone(view: View, request: RequestProgress, sms: int, alpha: float) -> NextBatch:
-        """One request, and nobody behind it."""
-        shape = prefill_shape(request)
-        seconds = alpha * prefill_passes(view.latency, sms)((shape,))[0]
-        return new(NextBatch, ((new(Chunk, (request, shape[0])),), False, (request,), (seconds,), seconds))
+
+def _places(settings: PlanSettings, view: View) -> int:
+    return settings.max_resident - len(view.decoding) - len(view.prefilling)
+
+
+def _fits(view: View, request: RequestProgress, free_blocks: int, places: int) -> bool:
+    return places > 0 and blocks_to_begin(request, view.block_tokens) <= free_blocks
+
+
+def _next_batch(settings: PlanSettings, view: View, relief: Relief, sms: int, alpha: float) -> NextBatch | None:
+    """None where none of the queue fits."""
+    waiting, free, places = view.waiting, relief.free_blocks, _places(settings, view)
+    if len(waiting) == 1:
+        # Mostly, and then there is nothing to put in order.
+        (request,) = waiting.values()
+        return _lone(view, request, sms, alpha) if _fits(view, request, free, places) else None
+    queue = list(islice(waiting.values(), settings.queue_horizon))
+    if not any(_fits(view, request, free, places) for request in queue):
+        return None
+    forecast_order = forecast_queue
+    if settings.reorder and len(queue) > 1 and view.slo.limits_ttft:
+        forecast_order = on_time_first if settings.on_time else shortest_first
+    order, ends_s, batch = forecast_order(view, queue, sms, settings.batch_fill, alpha)
+    chunks: list[Chunk] = []
+    for request in order[:batch]:
+        if not _fits(view, request, free, places - len(chunks)):
+            break
+        free -= blocks_to_begin(request, view.block_tokens)
+        chunks.append(new(Chunk, (request, prefill_shape(request)[0])))
+    taken = len(chunks)
+    if not taken:
+        return None
+    behind = order[taken] if taken < len(order) else None
+    follows = taken < len(waiting) if behind is None else _fits(view, behind, free, places - taken)
+    return new(NextBatch, (tuple(chunks), follows, order, ends_s, ends_s[0] if taken == batch else None))
+
+
+def _lone(view: View, request: RequestProgress, sms: int, alpha: float) -> NextBatch:
+    """One request, and nobody behind it."""
+    shape = prefill_shape(request)
+    seconds = alpha * prefill_passes(view.latency, sms).of((shape,))[0]
+    return new(NextBatch, ((new(Chunk, (request, shape[0])),), False, (request,), (seconds,), seconds))

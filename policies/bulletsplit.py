@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from policies.api import Outcome, View
 from policies.bulletplan import PrefillPlan
@@ -16,8 +15,20 @@ from profiler.latency import decode_beside
 USEFUL = 1.02
 """A step this close to the shortest there is counts as the shortest."""
 
-Clock = Callable[[int], float]
-"""Seconds of the next decode step on so many SMs, with prefill's layer group on all others."""
+
+class SplitSettings(Protocol):
+    """Those of policies.bullet.Bullet that the searches read."""
+
+    @property
+    def percentile(self) -> float: ...
+    @property
+    def queue_horizon(self) -> int: ...
+    @property
+    def sm_step(self) -> int | None: ...
+    @property
+    def hurry_for_kv(self) -> bool: ...
+    @property
+    def cap_at_drain(self) -> bool: ...
 
 
 class State(NamedTuple):
@@ -46,108 +57,105 @@ def first_state(view: View, step: int) -> State:
     return State(total, total, max(1, total // 2) if sms is None else sms)
 
 
-def decode_clock(view: View, plan: PrefillPlan, alpha: float) -> Clock:
-    """See :data:`Clock`; every share is estimated once."""
-    decodes = len(view.decoding)
-    beside = decode_beside(view.latency, decodes, view.decode_context_tokens + decodes, plan.group)
-    known: dict[int, float] = {}
+class DecodeClock:
+    """Seconds of the next decode step by its SMs, with a plan's layer group on all others; each worked out once."""
 
-    def seconds(sms: int) -> float:
-        found = known.get(sms)
+    __slots__ = ("_alpha", "_beside", "_known")
+
+    def __init__(self, view: View, plan: PrefillPlan, alpha: float) -> None:
+        decodes = len(view.decoding)
+        self._alpha = alpha
+        self._beside = decode_beside(view.latency, decodes, view.decode_context_tokens + decodes, plan.group)
+        self._known: dict[int, float] = {}
+
+    def on(self, sms: int) -> float:
+        """Times alpha."""
+        found = self._known.get(sms)
         if found is None:
-            found = known[sms] = alpha * beside(sms)
+            found = self._known[sms] = self._alpha * self._beside(sms)
         return found
 
-    return seconds
 
-
-class Splitting:
-    """The part of the policy that moves SMs; the settings it reads are those of policies.bullet.Bullet."""
-
-    __slots__ = ()
-
-    percentile: float
-    queue_horizon: int
-    sm_step: int | None
-    hurry_for_kv: bool
-    cap_at_drain: bool
-
-    def _split(self, view: View, plan: PrefillPlan, decode_s: Clock, slack_s: float, before: State) -> State:
-        """Shares for the layer group of a plan and a decode step that may last ``slack_s``."""
-        total, step = view.sms, whole_steps(view, self.sm_step)
-        if view.slo.tpot_s is None:
-            sms = before.saturating_sms
-            return before.split(total - sms, sms)
-        before = self._with_past(view, before)
-        useful_s = decode_s(before.saturating_sms)
-        limit_s = self._decode_limit_s(view, plan, slack_s, useful_s)
-        # Below saturation a step takes time in inverse proportion to its SMs.
-        guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
-        fit = fewest(step, total - step, step, lambda sms: decode_s(sms) <= limit_s, guess)
-        if fit is not None and before.past_tpot_held:
-            return before.split(total - fit, fit)
-        forecast = plan.forecast(view)
-
-        def pace(sms: int) -> float:
-            return plan.alpha * view.latency.estimate(plan.left, sms).seconds / plan.whole_s
-
-        def held(sms: int) -> bool:
-            return forecast.held(self.percentile, pace(sms))
-
-        least = None
-        if held(plan.reference_sms):
-            least = fewest(step, total - step, step, held, before.prefill_sms)
-        if least is not None:
-            sms = _useful_sms(decode_s, step, total - least)
-        else:
-            savable = forecast.savable(pace(total - step))
-            sms = self._balanced_sms(view, savable, pace, decode_s, step)
+def split(
+    settings: SplitSettings, view: View, plan: PrefillPlan, clock: DecodeClock, slack_s: float, before: State
+) -> State:
+    """Shares for the layer group of a plan and a decode step that may last ``slack_s``."""
+    total, step = view.sms, whole_steps(view, settings.sm_step)
+    if view.slo.tpot_s is None:
+        sms = before.saturating_sms
         return before.split(total - sms, sms)
+    before = _with_past(settings, view, before)
+    useful_s = clock.on(before.saturating_sms)
+    limit_s = _decode_limit_s(settings, view, plan, slack_s, useful_s)
+    # Below saturation a step takes time in inverse proportion to its SMs.
+    guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
+    fit = fewest(step, total - step, step, lambda sms: clock.on(sms) <= limit_s, guess)
+    if fit is not None and before.past_tpot_held:
+        return before.split(total - fit, fit)
+    forecast = plan.forecast(view)
 
-    def _decode_limit_s(self, view: View, plan: PrefillPlan, slack_s: float, useful_s: float) -> float:
-        """How long the next decode step is to last; ``useful_s`` is about the shortest that it could."""
-        limit_s = min(slack_s, view.slo.tpot_limit_s)
-        if plan.starved and self.hurry_for_kv:
-            return min(limit_s, useful_s)
-        if self.cap_at_drain:
-            return min(limit_s, max(plan.drain_s(view, self.queue_horizon), useful_s))
-        return limit_s
+    def held(sms: int) -> bool:
+        return forecast.held(settings.percentile, plan.pace(sms))
 
-    def _balanced_sms(self, view: View, savable: TtftForecast, pace: Clock, decode_s: Clock, step: int) -> int:
-        """Decode SMs of the split with the least max(TTFT / SLO, TPOT / SLO).
-
-        Both are of what can still be changed: TTFT of requests that can still meet it, TPOT of the tokens to come.
-        Counting what is lost already would hand all SMs to the phase that is further behind and keep them there.
-        """
-        total = view.sms
-
-        def tpot(sms: int) -> float:
-            return decode_s(sms) / view.slo.tpot_limit_s
-
-        def ttft(sms: int) -> float:
-            return max(1.0, savable.pending_ratio(self.percentile, pace(total - sms)))
-
-        crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
-        if crossing is None:
-            return _useful_sms(decode_s, step, total - step)
-        # The crossing lies between two splits; the one before it may have the smaller maximum.
-        if crossing > step and tpot(crossing - step) < ttft(crossing):
-            return crossing - step
-        return crossing
-
-    def _with_past(self, view: View, state: State) -> State:
-        """The state with what finished requests say of TPOT, counted anew only when one has finished."""
-        outcomes = view.outcomes
-        latest = outcomes[-1] if outcomes else None
-        if latest is state.latest:
-            return state
-        missed = [ratio > 1 for _, ratio in outcomes if ratio is not None]
-        held = within(self.percentile, sum(missed), len(missed))
-        return state._replace(latest=latest, past_tpot_held=held)
+    least = None
+    if held(plan.reference_sms):
+        least = fewest(step, total - step, step, held, before.prefill_sms)
+    if least is not None:
+        sms = _useful_sms(clock, step, total - least)
+    else:
+        savable = forecast.savable(plan.pace(total - step))
+        sms = _balanced_sms(settings, view, plan, savable, clock, step)
+    return before.split(total - sms, sms)
 
 
-def _useful_sms(decode_s: Clock, step: int, most: int) -> int:
+def _decode_limit_s(settings: SplitSettings, view: View, plan: PrefillPlan, slack_s: float, useful_s: float) -> float:
+    """How long the next decode step is to last; ``useful_s`` is about the shortest that it could."""
+    limit_s = min(slack_s, view.slo.tpot_limit_s)
+    if plan.starved and settings.hurry_for_kv:
+        return min(limit_s, useful_s)
+    if settings.cap_at_drain:
+        return min(limit_s, max(plan.drain_s(view, settings.queue_horizon), useful_s))
+    return limit_s
+
+
+def _balanced_sms(
+    settings: SplitSettings, view: View, plan: PrefillPlan, savable: TtftForecast, clock: DecodeClock, step: int
+) -> int:
+    """Decode SMs of the split with the least max(TTFT / SLO, TPOT / SLO).
+
+    Both are of what can still be changed: TTFT of requests that can still meet it, TPOT of the tokens to come.
+    Counting what is lost already would hand all SMs to the phase that is further behind and keep them there.
+    """
+    total, limit_s, share = view.sms, view.slo.tpot_limit_s, settings.percentile
+
+    def tpot(sms: int) -> float:
+        return clock.on(sms) / limit_s
+
+    def ttft(sms: int) -> float:
+        return max(1.0, savable.pending_ratio(share, plan.pace(total - sms)))
+
+    crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
+    if crossing is None:
+        return _useful_sms(clock, step, total - step)
+    # The crossing lies between two splits; the one before it may have the smaller maximum.
+    if crossing > step and tpot(crossing - step) < ttft(crossing):
+        return crossing - step
+    return crossing
+
+
+def _with_past(settings: SplitSettings, view: View, state: State) -> State:
+    """The state with what finished requests say of TPOT, counted anew only when one has finished."""
+    outcomes = view.outcomes
+    latest = outcomes[-1] if outcomes else None
+    if latest is state.latest:
+        return state
+    missed = [ratio > 1 for _, ratio in outcomes if ratio is not None]
+    held = within(settings.percentile, sum(missed), len(missed))
+    return state._replace(latest=latest, past_tpot_held=held)
+
+
+def _useful_sms(clock: DecodeClock, step: int, most: int) -> int:
     """Decode SMs beyond which a step gets no shorter: taking more from prefill would help nobody."""
-    enough_s = USEFUL * decode_s(most) if most >= step else math.inf
-    useful = fewest(step, most, step, lambda sms: decode_s(sms) <= enough_s)
+    enough_s = USEFUL * clock.on(most) if most >= step else math.inf
+    useful = fewest(step, most, step, lambda sms: clock.on(sms) <= enough_s)
     return most if useful is None else useful

@@ -127,21 +127,24 @@ def _batches(
     passes: PrefillPasses, shapes: Sequence[tuple[int, int]], fill: float, alpha: float
 ) -> tuple[list[float], int]:
     """``ends_s`` and ``batch`` of a queue of these shapes."""
-    enough = math.inf
-    if len(shapes) > 1:
-        full_s, full = passes(SATURATING)
+    count, enough, fewest = len(shapes), math.inf, 0
+    if count > 1:
+        full_s, full = passes.of(SATURATING)
         enough = fill * full / full_s
+        if not any(cached for _, cached in shapes):
+            fewest = passes.fewest_tokens(enough, count)
     ends_s: list[float] = []
-    batch: tuple[tuple[int, int], ...] = ()
-    ahead_s, first, last = 0.0, 0, len(shapes) - 1
-    for position, shape in enumerate(shapes):
-        batch = (*batch, shape)
-        seconds, flops = passes(batch)
-        if position == last or flops >= enough * seconds:
+    ahead_s, first, begin, tokens = 0.0, 0, 0, 0
+    for end, (new_tokens, _) in enumerate(shapes, 1):
+        tokens += new_tokens
+        if end < count and tokens < fewest:
+            continue
+        seconds, flops = passes.of(tuple(shapes[begin:end]))
+        if end == count or flops >= enough * seconds:
             ahead_s += alpha * seconds
-            ends_s.extend([ahead_s] * len(batch))
-            first = first or len(batch)
-            batch = ()
+            ends_s += [ahead_s] * (end - begin)
+            first = first or end
+            begin, tokens = end, 0
     return ends_s, first
 
 
@@ -173,7 +176,7 @@ def on_time_first(
 
     Prefill takes time by its tokens, at the pace of a long prompt on these SMs.
     """
-    token_s = alpha * prefill_passes(view.latency, sms)(SATURATING)[0] / SATURATING_TOKENS
+    token_s = alpha * prefill_passes(view.latency, sms).of(SATURATING)[0] / SATURATING_TOKENS
     now, limit_s = view.now_s, view.slo.ttft_limit_s
     jobs = [(prefill_shape(one)[0] * token_s, one.arrival_s + limit_s(one.prompt_tokens) - now) for one in queue]
     return forecast_queue(view, [queue[place] for place in most_on_time(jobs)], sms, fill, alpha)

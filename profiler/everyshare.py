@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from profiler.kernels import Kernel
 from profiler.kerneltime import KernelClock
-from profiler.latency import Source
-from profiler.times import CODES, SOURCES, Times
+from profiler.times import CODES, SOURCES, Sums
 
 Floats = NDArray[np.float64]
 
@@ -30,20 +29,6 @@ class EveryShare(NamedTuple):
     seconds: Floats
     dram: NDArray[np.bool_]
     sources: NDArray[np.int8]
-
-
-class Sums(NamedTuple):
-    """Kernels one after another, on any number of SMs: entry n of each list is for n SMs, ``link`` None for zeros."""
-
-    seconds: list[float]
-    dram: list[float]
-    sources: list[Source]
-    link: list[float] | None
-
-    def on(self, sms: int) -> Times:
-        """The sum on ``sms`` SMs, resting on what most of its seconds rest on."""
-        link = 0.0 if self.link is None else self.link[sms]
-        return Times(self.seconds[sms], self.dram[sms], self.sources[sms], link)
 
 
 def sums(clock: KernelClock, parts: Sequence[Sequence[Kernel]]) -> list[Sums]:

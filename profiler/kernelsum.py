@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
 from profiler.composition import NOTHING, LayerCosts
+from profiler.decodebeside import DecodeBeside, DecodeLosses
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import Estimate, Pace, PrefillPasses, Source
+from profiler.layergroups import LayerGroups
+from profiler.prefillpasses import KernelSumPasses
 from profiler.specs import DeviceSpec, ModelSpec, part
-from profiler.steptable import StepTable
+from profiler.steptable import RECENT_BATCHES, StepTable
 from profiler.tables import put
-from profiler.work import Work
+from profiler.work import Work, bad_sms
 
 Pass = tuple[list[int], list[tuple[float, float, Source]]]
 """Contexts from which pieces begin, and of each piece seconds at context 0, seconds a token, and the source."""
@@ -76,12 +79,13 @@ class KernelSumModel:
     _table: StepTable = field(init=False, repr=False, compare=False)
     _costs: list[tuple[float, float, float]] | None = field(init=False, repr=False, compare=False)
     _passes: dict[int, dict[int, Pass]] = field(init=False, repr=False, compare=False)
-    _groups: dict[int, dict[tuple[Chunks, int, bool], Estimate]] = field(init=False, repr=False, compare=False)
+    _groups: dict[Chunks, LayerGroups] = field(init=False, repr=False, compare=False)
     _undisturbed: bool = field(init=False, repr=False, compare=False)
-    _prefills: dict[int, dict[Chunks, tuple[float, float]]] = field(init=False, repr=False, compare=False)
+    _prefills: dict[int, KernelSumPasses] = field(init=False, repr=False, compare=False)
     _draws: dict[Work, Draw] = field(init=False, repr=False, compare=False)
     _losses: tuple[tuple[float, float], tuple[float, float]] = field(init=False, repr=False, compare=False)
     _decode_host_s: float = field(init=False, repr=False, compare=False)
+    _decode_losses: DecodeLosses = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in (*HOST_TIMES, "reserve_tokens"):
@@ -96,12 +100,14 @@ class KernelSumModel:
         object.__setattr__(self, "_table", self._make_table(shard))
         object.__setattr__(self, "_costs", self.layer_costs.by_sms(self.device.sms))
         object.__setattr__(self, "_passes", {sms: {} for sms in range(1, self.device.sms + 1)})
-        object.__setattr__(self, "_groups", {sms: {} for sms in range(1, self.device.sms + 1)})
+        object.__setattr__(self, "_groups", {})
         object.__setattr__(self, "_undisturbed", self._contention(False) == (0.0, 0.0))
         object.__setattr__(self, "_prefills", {})
         object.__setattr__(self, "_draws", {})
         object.__setattr__(self, "_losses", (self._contention(False), self._contention(True)))
         object.__setattr__(self, "_decode_host_s", self.launch_overhead_s + self.pass_overhead_s)
+        losses = DecodeLosses(self.device.sms, *self._losses[True], self._costs, self._decode_host_s)
+        object.__setattr__(self, "_decode_losses", losses)
 
     @abstractmethod
     def _make_table(self, shard: Shard) -> StepTable: ...
@@ -139,7 +145,7 @@ class KernelSumModel:
         if layers is not None and prefill and not (requests or context or transferred) and overlap is None:
             if beside is None or (self._undisturbed and 0 < beside_sms <= self.device.sms - sms):
                 # Layer groups of one batch, again and again.
-                return self._groups.get(sms, {}).get((prefill, layers, head)) or self._add_group(work, sms)
+                return (self._groups.get(prefill) or self.prefill_groups(prefill)).estimate(layers, head, sms)
         elif beside is None and layers is None and overlap is None and not prefill and not transferred:
             # Most steps of a run come here; Estimate's own constructor would be a third of the time.
             try:
@@ -152,7 +158,7 @@ class KernelSumModel:
         if transferred:
             return Estimate(self._transfer_s(work), "roofline")
         if not 0 < sms <= self.device.sms:
-            raise self._bad_sms("sms", sms)
+            raise bad_sms("sms", sms, self.device)
         if beside is None or beside.kv_transfer_tokens:
             seconds, _, source = self._table.launch(work, sms)
         elif self.device.in_step and sms + beside_sms > self.device.sms:
@@ -164,15 +170,14 @@ class KernelSumModel:
         host_s = self._decode_host_s if layers is None and not prefill else self.host_seconds(work)
         return new(Estimate, (seconds + host_s, source))
 
-    def _add_group(self, work: Work, sms: int) -> Estimate:
-        """Layers that prefill, alone or beside what does not slow them."""
-        if not 0 < sms <= self.device.sms:
-            raise self._bad_sms("sms", sms)
-        seconds, _, source = self._table.launch(work, sms)
-        if self._costs is not None:
-            seconds = self._in_layers(seconds, work, sms)
-        estimate = Estimate(seconds + self.host_seconds(work), source)
-        return put(self._groups[sms], (work.prefill, self._layers(work), work.head), estimate)
+    def prefill_groups(self, chunks: Chunks) -> LayerGroups:
+        """See :func:`profiler.latency.prefill_groups`."""
+        groups = self._groups.get(chunks)
+        if groups is None:
+            in_pass, at_end = (self.host_seconds(Work(chunks, layers=1, head=head)) for head in (False, True))
+            groups = LayerGroups(chunks, self._table, self.device, self._costs, in_pass, at_end)
+            put(self._groups, chunks, groups, RECENT_BATCHES)
+        return groups
 
     def _in_layers(self, seconds: float, work: Work, sms: int) -> float:
         """Kernels' seconds with what whole layers take beyond them."""
@@ -200,43 +205,28 @@ class KernelSumModel:
 
     def decode_beside(self, requests: int, context: int, beside: Work) -> Callable[[int], float]:
         """See :func:`profiler.latency.decode_beside`."""
-        whole, layers, decode_pass = self.device.sms, self.model.layers, self._table.decode_pass
-        anyway, ceiling = self._losses[True]
-        _, shares = self._draws.get(beside) or self._add_draw(beside)
-        costs, host_s, slowed = self._costs, self._decode_host_s, 1 + anyway
+        chunks, decodes, _, layers, ends, _, overlap = beside
 
-        def seconds(sms: int) -> float:
-            rest = whole - sms
-            if rest < 1:
-                return self.estimate(Work((), requests, context), sms, beside, 1)[0]
-            found, dram_seconds, _ = decode_pass(requests, sms).at(context, layers)
-            found *= slowed
-            if ceiling:
-                share = shares.get(rest)
-                found += ceiling * (self.dram_share(beside, rest) if share is None else share) * dram_seconds
-            if costs is not None:
-                layer_s, _, factor = costs[sms]
-                found = factor * found + layer_s * layers
-            return found + host_s
+        def alone(sms: int) -> float:
+            return self.estimate(Work((), requests, context), sms, beside, max(1, self.device.sms - sms))[0]
 
-        return seconds
+        if not chunks or decodes or layers is None or overlap is not None:
+            return alone
+        draw = (self._groups.get(chunks) or self.prefill_groups(chunks)).draw(layers, ends)
+        return DecodeBeside(self._table, self._decode_losses, requests, context, draw, alone).seconds
 
     def prefill_passes(self, sms: int) -> PrefillPasses:
         """See :func:`profiler.latency.prefill_passes`."""
-        known = self._prefills.setdefault(sms, {})
-
-        def found(chunks: Chunks) -> tuple[float, float]:
-            return known.get(chunks) or put(known, chunks, self._prefill_pass(Work(chunks), sms))
-
-        return found
-
-    def _prefill_pass(self, work: Work, sms: int) -> tuple[float, float]:
-        return self.estimate(work, sms).seconds, self.cost(work)[0]
+        passes = self._prefills.get(sms)
+        if passes is None:
+            layer_s, factor, _ = self._costs[sms] if self._costs is not None else (0.0, 1.0, 1.0)
+            passes = self._prefills[sms] = KernelSumPasses(self, self._table, sms, layer_s, factor)
+        return passes
 
     def _add_pass(self, work: Work, sms: int) -> Pass:
         """Whole passes that only decode so many requests: pieces linear in their context, the host's time included."""
         if not 0 < sms <= self.device.sms:
-            raise self._bad_sms("sms", sms)
+            raise bad_sms("sms", sms, self.device)
         starts, at_zero, a_token, _, _, sources = self._table.decode_pieces(work, sms)
         fixed_s, factor = self.launch_overhead_s + self.pass_overhead_s, 1.0
         if self._costs is not None:
@@ -256,7 +246,7 @@ class KernelSumModel:
         """(C_p, D_p) of the paper: C_peak * N_p / N in FLOP/s, D_peak * min(1, N_p / N_d) in bytes/s."""
         device = self.device
         if not 0 < sms <= device.sms:
-            raise self._bad_sms("sms", sms)
+            raise bad_sms("sms", sms, self.device)
         compute = device.peak_flops(self.model.dtype) * sms / device.sms
         return compute, device.dram_bytes_per_s * min(1.0, sms / device.bandwidth_knee_sms)
 
@@ -287,7 +277,7 @@ class KernelSumModel:
     def breakdown(self, work: Work, sms: int) -> list[KernelTime]:
         """Each kernel of a launch alone on ``sms`` SMs with its seconds: the sum behind ``estimate``."""
         if not 0 < sms <= self.device.sms:
-            raise self._bad_sms("sms", sms)
+            raise bad_sms("sms", sms, self.device)
         return [self._table.kernel_time(kernel, sms) for kernel in self.kernels_of(work)]
 
     def device_seconds(self, work: Work, sms: int) -> float:
@@ -325,7 +315,7 @@ class KernelSumModel:
     def _contended(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
         total = self.device.sms
         if not 0 < beside_sms <= total:
-            raise self._bad_sms("beside_sms", beside_sms)
+            raise bad_sms("beside_sms", beside_sms, self.device)
         both = sms + beside_sms
         if both > total and self.sharing == "in-order":
             return self._in_order(work, sms, beside, beside_sms)
@@ -362,7 +352,7 @@ class KernelSumModel:
 
     def _check_beside(self, sms: int) -> None:
         if not 0 < sms <= self.device.sms:
-            raise self._bad_sms("beside_sms", sms)
+            raise bad_sms("beside_sms", sms, self.device)
 
     def _transfer_s(self, work: Work) -> float:
         if work.kv_transfer_tokens < 0 or work.prefill or work.decode_requests:
@@ -370,9 +360,6 @@ class KernelSumModel:
         part = 1.0 if work.layers is None else work.layers / self.model.layers
         moved = part * work.kv_transfer_tokens * self._shard.kv_bytes_per_token
         return self.device.link_latency_s + moved / self.device.link_bytes_per_s
-
-    def _bad_sms(self, name: str, value: int) -> ValueError:
-        return ValueError(f"{name} is {value}; {self.device.name} has SMs 1 to {self.device.sms}")
 
 
 def _remade(cls: type[KernelSumModel], settings: dict[str, Any]) -> KernelSumModel:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from profiler.kernels import DecodeAttention, Kernel, attention_rows
@@ -30,7 +28,6 @@ class KernelTime(NamedTuple):
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
 class KernelClock:
     """Times kernels of one device.
 
@@ -39,11 +36,21 @@ class KernelClock:
     floors: seconds of the smallest launch, by op. shares: by op, the SMs of each of a kernel's ``alphas``, ascending.
     """
 
-    device: DeviceSpec
-    flops: Mapping[tuple[str, str], float]
-    bandwidth: Sequence[float]
-    floors: Mapping[str, float] = field(default_factory=dict)
-    shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    __slots__ = ("bandwidth", "device", "floors", "flops", "shares")
+
+    def __init__(
+        self,
+        device: DeviceSpec,
+        flops: dict[tuple[str, str], float],
+        bandwidth: tuple[float, ...],
+        floors: dict[str, float] | None = None,
+        shares: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        self.device = device
+        self.flops = flops
+        self.bandwidth = bandwidth
+        self.floors = floors or {}
+        self.shares = shares or {}
 
     def time(self, kernel: Kernel, sms: int) -> KernelTime:
         """A kernel with its own alphas and source; see :meth:`timed`."""

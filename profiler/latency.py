@@ -106,21 +106,62 @@ def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Wo
     return lambda sms: latency.estimate(work, sms, beside, max(1, whole - sms)).seconds
 
 
-PrefillPasses = Callable[[tuple[tuple[int, int], ...]], tuple[float, float]]
-"""Seconds and FLOPs of a whole pass that prefills these chunks, (new, cached) tokens each, alone."""
+class PrefillPasses(Protocol):
+    """Whole passes that prefill alone on some SMs, one after another."""
+
+    def of(self, chunks: tuple[tuple[int, int], ...]) -> tuple[float, float]:
+        """Seconds and FLOPs of a pass over these chunks, (new, cached) tokens each: as ``estimate`` and ``cost``."""
+        ...
+
+    def fewest_tokens(self, flops_per_s: float, sequences: int) -> int:
+        """A pass of up to so many sequences without cached tokens that has fewer tokens does not reach this rate.
+
+        0 where nobody can say without asking for each.
+        """
+        ...
+
+
+class EstimatedPasses:
+    """The same of any latency model."""
+
+    def __init__(self, latency: LatencyModel, sms: int) -> None:
+        self._latency = latency
+        self._sms = sms
+
+    def of(self, chunks: tuple[tuple[int, int], ...]) -> tuple[float, float]:
+        work = Work(prefill=chunks)
+        return self._latency.estimate(work, self._sms).seconds, self._latency.cost(work)[0]
+
+    def fewest_tokens(self, flops_per_s: float, sequences: int) -> int:
+        return 0
 
 
 def prefill_passes(latency: LatencyModel, sms: int) -> PrefillPasses:
-    """``estimate`` and ``cost`` of one pass after another on ``sms`` SMs.
-
-    A latency model with a method of this name answers without a Work for each.
-    """
+    """Those of a latency model that has a method of this name, which may know more; else what it estimates."""
     own: Callable[[int], PrefillPasses] | None = getattr(latency, "prefill_passes", None)
-    if own is not None:
-        return own(sms)
+    return EstimatedPasses(latency, sms) if own is None else own(sms)
 
-    def found(chunks: tuple[tuple[int, int], ...]) -> tuple[float, float]:
-        work = Work(prefill=chunks)
-        return latency.estimate(work, sms).seconds, latency.cost(work)[0]
 
-    return found
+class PrefillGroups(Protocol):
+    """Groups of layers of one batch of prompts, one after another, alone on some SMs."""
+
+    def seconds(self, layers: int, ends: bool, sms: int) -> float:
+        """``estimate`` of so many layers; ``ends`` for a group with the LM head."""
+        ...
+
+
+class EstimatedGroups:
+    """The same of any latency model."""
+
+    def __init__(self, latency: LatencyModel, chunks: tuple[tuple[int, int], ...]) -> None:
+        self._latency = latency
+        self._chunks = chunks
+
+    def seconds(self, layers: int, ends: bool, sms: int) -> float:
+        return self._latency.estimate(Work(self._chunks, layers=layers, head=ends), sms).seconds
+
+
+def prefill_groups(latency: LatencyModel, chunks: tuple[tuple[int, int], ...]) -> PrefillGroups:
+    """Those of a latency model that has a method of this name, which needs no Work for each; else what it estimates."""
+    own: Callable[[tuple[tuple[int, int], ...]], PrefillGroups] | None = getattr(latency, "prefill_groups", None)
+    return EstimatedGroups(latency, chunks) if own is None else own(chunks)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.tables import put
-from profiler.times import Times, added, between
-
-if TYPE_CHECKING:
-    from profiler.everyshare import Sums
+from profiler.times import Sums, Times, added, between, between_sums
 
 PREPARED_TOKENS, PREPARED_SEQUENCES = 8192, 256
 """Up to which sums on all shares are made beforehand: more than most launches have."""
@@ -52,7 +49,7 @@ def prepared(
 ) -> Prepared:
     """At the knots up to PREPARED_TOKENS, and for up to PREPARED_SEQUENCES: all at once, for a tenth of what they cost
     one after another. Nothing where knots are none, or a kernel's time was measured on several shares."""
-    # Imported here for numpy's sake: see StepTable.
+    # Imported here: numpy takes longer than all of the package, and a device's name needs none of it.
     from profiler.everyshare import sums
 
     tokens = [knot for knot in knots if knot <= PREPARED_TOKENS]
@@ -127,11 +124,11 @@ class LayerTable:
 
     def add_layer(self, tokens: int, sms: int) -> Times:
         """A layer on one or more tokens."""
-        return put(self.layers[sms], tokens, self._on_line(self._layer, tokens, sms))
+        return put(self.layers[sms], tokens, self._on_line(self._prepared.layers, self._layer, tokens, sms))
 
     def add_embedding(self, tokens: int, sms: int) -> Times:
         """The embedding of one or more tokens."""
-        return put(self.embeddings[sms], tokens, self._on_line(self._embedding, tokens, sms))
+        return put(self.embeddings[sms], tokens, self._on_line(self._prepared.embeddings, self._embedding, tokens, sms))
 
     def add_head(self, rows: int, sms: int) -> Times:
         """Final norm, LM head and sampling of so many sequences."""
@@ -152,6 +149,10 @@ class LayerTable:
         embedding = Cost(of_one[0] + more * (of_two[0] - of_one[0]), of_one[1] + more * (of_two[1] - of_one[1]))
         return put(self.costs, tokens, (layer, embedding))
 
+    def prepared_layers(self) -> list[tuple[int, list[float]]]:
+        """(tokens, seconds of a layer by SMs) at the knots that were prepared, ascending."""
+        return [(tokens, sums.seconds) for tokens, sums in self._prepared.layers.items()]
+
     def _cost(self, tokens: int) -> tuple[Cost, Cost]:
         return cost_of(self._shard.layer_kernels(tokens)), cost_of(self._shard.embedding_kernels(tokens))
 
@@ -159,13 +160,17 @@ class LayerTable:
         """Of the head for so many sequences."""
         return put(self.head_costs, rows, cost_of(self._shard.head_kernels(rows)))
 
-    def _on_line(self, at: Callable[[int, int], Times], tokens: int, sms: int) -> Times:
-        """What ``at`` says of the tokens on these SMs, or between the knots around them."""
+    def _on_line(self, known: dict[int, Sums], at: Callable[[int, int], Times], tokens: int, sms: int) -> Times:
+        """What ``at`` says of the tokens on these SMs, or between the knots around them; ``known`` are made already."""
         knots, place = self._knots, bisect_right(self._knots, tokens)
         if not 0 < place < len(knots) or knots[place - 1] == tokens:
             return at(tokens, sms)
         low, high = knots[place - 1], knots[place]
-        return between(at(low, sms), at(high, sms), (tokens - low) / (high - low))
+        share = (tokens - low) / (high - low)
+        one, two = known.get(low), known.get(high)
+        if one is not None and two is not None:
+            return between_sums(one, two, share, sms)
+        return between(at(low, sms), at(high, sms), share)
 
     def _embedding(self, tokens: int, sms: int) -> Times:
         sums = self._prepared.embeddings.get(tokens)
@@ -187,7 +192,7 @@ class LayerTable:
             asked = self._asked.get(tokens) or put(self._asked, tokens, sms)
             if not self._knots or asked == sms:
                 return put(self.layers[sms], tokens, self._sum_on(kernels, sms))
-            # Imported here for numpy's sake: see StepTable.
+            # Imported here for numpy's sake, as above.
             from profiler.everyshare import sums as sums_of
 
             (sums,) = sums_of(self._clock, [kernels])

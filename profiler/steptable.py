@@ -17,6 +17,7 @@ from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
 from profiler.layertable import Cost, LayerTable, Prepared, cost_of
 from profiler.overlap import Parts, overlapped, overlapped_cost
+from profiler.prefillbatch import PrefillBatch
 from profiler.tables import put
 from profiler.times import NO_TIME, Times
 from profiler.work import Work, bad_layers
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 RECENT_BATCHES = 1024
-"""Batches of prompts whose attention kernel is kept: one is asked for on several shares, and then no more."""
+"""Batches of prompts that are kept: one is asked for on several shares, and then no more."""
 
 
 class Calibration(Protocol):
@@ -72,16 +73,16 @@ class StepTable:
 
     __slots__ = (
         "_attention",
-        "_attention_costs",
-        "_attention_kernels",
+        "_batches",
+        "_bounds",
         "_calibration",
         "_clock",
         "_decode",
         "_layers",
         "_mixed_ratio",
         "_passes",
-        "_prefills",
         "_shard",
+        "dram_bytes_per_s",
         "model_layers",
     )
 
@@ -97,13 +98,13 @@ class StepTable:
         self._clock = clock
         self._calibration = calibration
         self._mixed_ratio = calibration.mixed_ratio if calibration is not None and calibration.mixes else None
+        self.dram_bytes_per_s = shard.device.dram_bytes_per_s
         self.model_layers = shard.model.layers
         self._layers = LayerTable(shard, clock, self._calibrated, line_knots(shard, calibration), beforehand)
         self._decode = DecodeTable(shard, clock, self._calibrated, calibration)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
-        self._attention_kernels: dict[Chunks, tuple[Kernel, tuple[float, ...], Source]] = {}
-        self._attention_costs: dict[Chunks, Cost] = {}
-        self._prefills: list[dict[tuple[Chunks, int | None, bool], tuple[float, float, Source]]] = [{} for _ in shares]
+        self._batches: dict[Chunks, PrefillBatch] = {}
+        self._bounds: dict[int, list[tuple[int, float, list[float]]]] = {}
         self._passes: list[dict[int, DecodePass]] = [{} for _ in shares]
 
     def kernel_time(self, kernel: Kernel, sms: int) -> KernelTime:
@@ -129,9 +130,7 @@ class StepTable:
             if layers is None and context >= tokens > 0:
                 return self.decode_pass(tokens, sms).at(context, self.model_layers)
         elif not tokens and not context:
-            # Layer groups of one batch, again and again.
-            known, key = self._prefills[sms], (prefill, layers, head)
-            return known.get(key) or put(known, key, self._launch(work, sms))
+            return self.batch(work).launch(self._count(work), layers is None or head, sms)
         return self._launch(work, sms)
 
     def _launch(self, work: Work, sms: int) -> tuple[float, float, Source]:
@@ -160,9 +159,7 @@ class StepTable:
         layer = self._layers.layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
         if layer[0] >= seconds:
             source = layer[2]
-        count = self.model_layers if layers is None else layers
-        if not 0 < count <= self.model_layers:
-            raise bad_layers(work, self.model_layers)
+        count = self._count(work)
         if layers is not None and not head:
             return count * (seconds + layer[0]), count * (dram + layer[1]), source
         embedding = self._layers.embeddings[sms].get(tokens) or self._layers.add_embedding(tokens, sms)
@@ -195,6 +192,21 @@ class StepTable:
         head = self._layers.heads[sms].get(rows) or self._layers.add_head(rows, sms)
         moved_s = self.cost(work._replace(layers=1, head=False, overlap=None))[1] / self._clock.bandwidth[sms]
         return Parts(prefilling, decoding, layer, embedding.seconds + head.seconds, moved_s)
+
+    def pass_bounds(self, sequences: int) -> list[tuple[int, float, list[float]]]:
+        """Of passes that prefill, at the knots that were prepared: tokens, at least the FLOPs of so many sequences
+        or fewer without cached tokens, and seconds of a layer but for attention by SMs. Ascending; none without knots.
+        """
+        bounds = self._bounds.get(sequences)
+        if bounds is None:
+            heads, bounds = cost_of(self._shard.head_kernels(sequences)).flops, []
+            for tokens, layer_s in self._layers.prepared_layers():
+                # One sequence attends to more than several of as many tokens.
+                attention = self._shard.attention_prefill(((tokens, 0),)).flops
+                layer, embedding = self._layers.add_cost(tokens)
+                bounds.append((tokens, self.model_layers * (attention + layer[0]) + embedding[0] + heads, layer_s))
+            self._bounds[sequences] = bounds
+        return bounds
 
     def decode_pass(self, requests: int, sms: int) -> DecodePass:
         """Whole passes that decode one or more requests, in parts."""
@@ -232,15 +244,13 @@ class StepTable:
         moved = context * rates.bytes_per_token + tokens * rates.bytes_per_request
         rows = len(prefill) + tokens
         if prefill:
-            cost = self._attention_costs.get(prefill) or self._add_attention_cost(prefill, work)
+            cost = self.batch(work).attention_cost
             flops += cost[0]
             moved += cost[1]
             for chunk in prefill:
                 tokens += chunk[0]
         layer, embedding = self._layers.costs.get(tokens) or self._add_cost(tokens, work)
-        count = self.model_layers if layers is None else layers
-        if not 0 < count <= self.model_layers:
-            raise bad_layers(work, self.model_layers)
+        count = self._count(work)
         flops, moved = count * (flops + layer[0]), count * (moved + layer[1])
         if layers is not None and not head:
             return flops, moved
@@ -270,25 +280,30 @@ class StepTable:
         if tokens < 1 or work.decode_requests < 0:
             raise _bad(work)
 
-    def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
-        kernel, alphas, source = self._attention_kernels.get(prefill) or self._attention_kernel(prefill, work)
-        _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
-        return put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
+    def _count(self, work: Work) -> int:
+        """Layers of a launch."""
+        count = self.model_layers if work[3] is None else work[3]
+        if not 0 < count <= self.model_layers:
+            raise bad_layers(work, self.model_layers)
+        return count
 
-    def _attention_kernel(self, prefill: Chunks, work: Work) -> tuple[Kernel, tuple[float, ...], Source]:
+    def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
+        return put(self._attention[sms], prefill, self.batch(work).attention(sms))
+
+    def batch(self, work: Work) -> PrefillBatch:
+        """The prompts that ``work`` prefills. Raises ValueError as ``launch`` does."""
+        prefill = work[0]
+        return self._batches.get(prefill) or self._batch(prefill, work)
+
+    def _batch(self, prefill: Chunks, work: Work) -> PrefillBatch:
         for new, cached in prefill:
             if new < 1 or cached < 0:
                 raise _bad(work)
         kernel, calibration = self._shard.attention_prefill(prefill), self._calibration
         alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
-        if work.decode_requests:
-            # The next hybrid launch has other chunks.
-            return kernel, alphas, source
-        return put(self._attention_kernels, prefill, (kernel, alphas, source), RECENT_BATCHES)
-
-    def _add_attention_cost(self, prefill: Chunks, work: Work) -> Cost:
-        kernel, _, _ = self._attention_kernels.get(prefill) or self._attention_kernel(prefill, work)
-        return put(self._attention_costs, prefill, cost_of([kernel]))
+        batch = PrefillBatch(kernel, alphas, source, self._clock, self._layers)
+        # The next hybrid launch has other chunks.
+        return batch if work.decode_requests else put(self._batches, prefill, batch, RECENT_BATCHES)
 
 
 def _bad(work: Work) -> ValueError:

@@ -7,7 +7,10 @@ fields costs three times as much to make.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from profiler.specs import DeviceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,11 @@ class Work(NamedTuple):
     def new_tokens(self) -> int:
         """Tokens that pass through the GEMMs: every prefill token and one per decoding sequence."""
         return sum(new for new, _ in self.prefill) + self.decode_requests
+
+
+def bad_sms(name: str, value: int, device: DeviceSpec) -> ValueError:
+    """The error for a number of SMs that the device has not."""
+    return ValueError(f"{name} is {value}; {device.name} has SMs 1 to {device.sms}")
 
 
 def bad_layers(work: Work, model_layers: int) -> ValueError:

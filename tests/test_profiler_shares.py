@@ -17,7 +17,7 @@ from profiler.everyshare import on_every_share, sums
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.kerneltime import KernelTime
-from profiler.latency import LatencyModel, decode_beside, prefill_passes
+from profiler.latency import LatencyModel, decode_beside, prefill_groups, prefill_passes
 from profiler.layertable import cost_of
 from profiler.shardcalibration import ShardCalibration
 from profiler.times import SOURCES, added
@@ -135,7 +135,7 @@ def test_what_was_asked_before_changes_no_answer(case: tuple[str, str, int]) -> 
     backwards = [(other.estimate(*launch), other.cost(launch[0])) for launch in reversed(launches)]
     assert forwards == backwards[::-1]
     for work, _ in launches:
-        if work.layers is None:
+        if layers is None:
             assert one.cost(work) == pytest.approx(cost_of(one.kernels_of(work)), rel=1e-12)
 
 
@@ -146,7 +146,40 @@ def test_a_pass_after_another_is_estimated_as_each_alone(latency: KernelSumModel
     plain = prefill_passes(plain_model(latency), 50)
     for chunks in (((100, 0),), ((100, 0), (2000, 30)), ((7, 0),) * 9, ((100, 0),)):
         work = Work(prefill=chunks)
-        assert passes(chunks) == plain(chunks) == (latency.estimate(work, 50).seconds, latency.cost(work)[0])
+        assert passes.of(chunks) == plain.of(chunks) == (latency.estimate(work, 50).seconds, latency.cost(work)[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_groups_of_one_batch_are_estimated_as_each_alone(case: tuple[str, str, int]) -> None:
+    latency, chunks = model(*case), ((1000, 0), (70, 16))
+    own, plain = prefill_groups(latency, chunks), prefill_groups(plain_model(latency), chunks)
+    for sms in (1, 50, latency.device.sms):
+        for layers, ends in ((1, False), (4, True), (latency.model.layers, True)):
+            work = Work(chunks, layers=layers, head=ends)
+            seconds = [groups.seconds(layers, ends, sms) for groups in (own, plain)]
+            assert seconds == [latency.estimate(work, sms).seconds] * 2
+    with pytest.raises(ValueError, match="has SMs 1 to"):
+        own.seconds(1, False, latency.device.sms + 1)
+    with pytest.raises(ValueError, match="layers is"):
+        own.seconds(latency.model.layers + 1, True, 1)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_a_pass_with_too_few_tokens_is_too_slow_whatever_its_prompts(case: tuple[str, str, int], share: float) -> None:
+    latency, draw = model(*case), random.Random(2)
+    for sms in (20, latency.device.sms):
+        passes = prefill_passes(latency, sms)
+        seconds, flops = passes.of(((4096, 0),))
+        rate = share * flops / seconds
+        fewest = passes.fewest_tokens(rate, 64)
+        # Experts have no line between knots, and nothing is known beforehand.
+        assert bool(fewest) == (not latency.model.experts)
+        for _ in range(30):
+            tokens, count = draw.randint(1, max(1, fewest - 1)), draw.randint(1, 64)
+            cuts = [0, *sorted(draw.sample(range(1, tokens), min(count, tokens) - 1)), tokens]
+            seconds, flops = passes.of(tuple((end - begin, 0) for begin, end in pairwise(cuts)))
+            assert not fewest or flops < rate * seconds
 
 
 def test_a_device_measured_at_one_token_of_context_is_tabulated() -> None:
