@@ -2,7 +2,6 @@
 
 from policies.api import (
     LINK,
-    SLO,
     Chunk,
     Decision,
     LaneView,
@@ -33,6 +32,7 @@ from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS, LeastLoaded, PrefixAffine, RoundRobin
 from policies.semi_pd import SemiPD
 from policies.sglang_chunked import SglangChunked
+from policies.slo import SLO
 from policies.static_split import StaticSplit
 from policies.uncapped_streams import UncappedStreams
 from policies.vllm_chunked import VllmChunked

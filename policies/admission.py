@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.api import Chunk, RequestProgress, View
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
 def blocks_for(tokens: int, block_tokens: int) -> int:

@@ -9,9 +9,9 @@ tells, but for the :class:`TrueView` of a policy that declares its need.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
+from policies.slo import SLO
 from profiler.latency import LatencyModel
 from profiler.work import Overlap, Work
 
@@ -20,45 +20,6 @@ Memo = Hashable
 
 LINK = "link"
 """The lane on which a decode instance pulls KV from elsewhere; it uses no SMs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SLO:
-    """What a request must meet: a TTFT limit, which may grow with its prompt, and a TPOT limit.
-
-    The TTFT limit of a prompt of n tokens is ``max(ttft_floor_s, ttft_s + n * ttft_per_token_s)``. Limits are in
-    seconds; None means no limit.
-    """
-
-    ttft_s: float | None = None
-    ttft_per_token_s: float | None = None
-    ttft_floor_s: float = 0.0
-    tpot_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "ttft_per_token_s", "tpot_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"SLO {name} is {value}; it must be above 0, or left out for no limit")
-        if not self.ttft_floor_s >= 0:
-            raise ValueError(f"SLO ttft_floor_s is {self.ttft_floor_s}; it must be 0 or more")
-
-    def ttft_limit_s(self, prompt_tokens: int) -> float:
-        """The TTFT limit for a prompt of this length; infinity where there is none."""
-        if not self.limits_ttft:
-            return float("inf")
-        limit = (self.ttft_s or 0.0) + (self.ttft_per_token_s or 0.0) * prompt_tokens
-        return max(self.ttft_floor_s, limit)
-
-    @property
-    def limits_ttft(self) -> bool:
-        """Whether there is a TTFT limit at all."""
-        return self.ttft_s is not None or self.ttft_per_token_s is not None
-
-    @property
-    def tpot_limit_s(self) -> float:
-        """The TPOT limit; infinity where there is none."""
-        return float("inf") if self.tpot_s is None else self.tpot_s
 
 
 class RequestProgress(Protocol):

@@ -17,7 +17,7 @@ from profiler.steptable import StepTable, line_knots
 from profiler.work import Work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FittedModel(KernelSumModel):
     """A LatencyModel of any model on a calibrated device."""
 

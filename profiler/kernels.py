@@ -8,7 +8,7 @@ kernel, repeated reads by its blocks come from L2, and so do partial sums of spl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from profiler.latency import Source
 from profiler.specs import DTYPE_BYTES, DeviceSpec, DType, ModelSpec
@@ -20,10 +20,10 @@ Kind = Literal["gemm", "attention", "memory", "link"]
 Chunks = tuple[tuple[int, int], ...]
 """(new, cached) tokens of each sequence of one prefill attention launch."""
 
-ATTENTION_ROWS = 128
+ATTENTION_ROWS: Final = 128
 """Query rows of one block of prefill attention (paper, table 2: one block per head and 128 rows)."""
 
-ACTIVATION_BYTES = DTYPE_BYTES["bf16"]
+ACTIVATION_BYTES: Final = DTYPE_BYTES["bf16"]
 
 
 class Kernel(NamedTuple):
@@ -179,7 +179,7 @@ def all_reduce(name: str, reduced_bytes: float, devices: int) -> Kernel:
     return Kernel(name, "link", link_bytes=sent, op="all_reduce", size=reduced_bytes, dims=(devices,))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shard:
     """One device's part of a model split ``tensor_parallel`` ways: heads, MLP columns, vocabulary rows.
 

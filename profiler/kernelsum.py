@@ -6,7 +6,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from profiler.composition import NOTHING, LayerCosts
 from profiler.decodebeside import DecodeBeside, DecodeLosses
@@ -43,10 +43,10 @@ HOST_TIMES = (
 
 Sharing = Literal["turns", "in-order"]
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelSumModel:
     """A LatencyModel: kernels, the host's overhead and, while something else runs, contention for DRAM.
 

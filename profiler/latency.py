@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from profiler.specs import DeviceSpec, ModelSpec
-from profiler.work import Overlap, Work
+from profiler.work import Work
 
 Source = Literal["measured", "interpolated", "extrapolated", "roofline"]
 
@@ -71,26 +71,6 @@ class Paced(Protocol):
     def decode_pace(self, requests: int, sms: int) -> Pace:
         """``estimate`` of so many requests' steps alone on ``sms`` SMs; asked with no context below ``requests``."""
         ...
-
-
-class Pacer:
-    """The same of any latency model, overlapping kernels included."""
-
-    def __init__(self, latency: LatencyModel) -> None:
-        self._latency = latency
-        self._paced = latency if isinstance(latency, Paced) else None
-
-    def decode_pace(self, requests: int, sms: int, overlap: Overlap | None = None) -> Pace:
-        """The pace of so many requests' steps alone on ``sms`` SMs."""
-        if overlap is None and self._paced is not None:
-            return self._paced.decode_pace(requests, sms)
-        estimate = self._latency.estimate
-
-        def pace(contexts: range) -> tuple[list[float], list[Source]]:
-            found = [estimate(Work((), requests, context, None, True, 0, overlap), sms) for context in contexts]
-            return [seconds for seconds, _ in found], [source for _, source in found]
-
-        return pace
 
 
 def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Work) -> Callable[[int], float]:

@@ -26,7 +26,7 @@ from profiler.specs import DeviceSpec, DType, ModelSpec
 from profiler.steptable import StepTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Efficiencies:
     """Shares of the peaks that kernels reach, waves apart. docs/latency.md derives the defaults.
 
@@ -44,7 +44,7 @@ class Efficiencies:
                 raise ValueError(f"efficiency {part.name} is {value}; it must be above 0 and at most 1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RooflineModel(KernelSumModel):
     """A LatencyModel computed from specifications alone; hashable, equal by settings, picklable.
 

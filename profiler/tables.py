@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Final, TypeVar
 
-TABLE_ENTRIES = 32_768
+TABLE_ENTRIES: Final = 32_768
 """Entries that one table keeps before it starts anew."""
 
 K = TypeVar("K")

@@ -23,8 +23,6 @@ class BetweenSteps(NamedTuple):
 
         ``peer`` is the other lane of the instance that computes, where there is one.
         """
-        if self is NOTHING_BETWEEN:
-            return 0.0
         changed = lane.sms not in (0, step.sms)
         joined = step.decode and peer is not None and cohort.joining > 0
         return (self.repartition_s if changed else 0.0) + (self.handover_s if joined else 0.0)

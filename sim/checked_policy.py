@@ -5,12 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 
-from policies.api import LINK, Decision, Load, Policy, RequestProgress, Role, View
+from policies.api import LINK, Decision, Load, Policy, RequestProgress, Role, Step, View
 from sim.instance import PolicyError
 
-Answer = TypeVar("Answer")
 ROLES = get_args(Role)
 
 
@@ -19,12 +18,16 @@ class CheckedPolicy:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        # An answer may be anything until it has been looked at, also for a compiler that believes types.
+        self._roles: Callable[[int], object] = policy.roles
+        self._lanes: Callable[[Role], object] = policy.lanes
+        self._decide: Callable[[View], object] = policy.decide
         self.name = policy.name
         self.needs_truth = policy.needs_truth
 
     def roles(self, instances: int) -> tuple[Role, ...]:
         """A role for each instance, at least one of which prefills."""
-        roles = self._ask("roles", lambda: self._policy.roles(instances))
+        roles = self._ask("roles", lambda: self._roles(instances))
         if not isinstance(roles, tuple) or len(roles) != instances or not set(roles) <= set(ROLES):
             raise PolicyError(
                 f"policy {self.name}: roles returned {roles!r}; it returns one of {', '.join(ROLES)} for each of "
@@ -36,37 +39,52 @@ class CheckedPolicy:
 
     def lanes(self, role: Role) -> tuple[str, ...]:
         """Distinct lanes, one or two of which use SMs."""
-        lanes = self._ask("lanes", lambda: self._policy.lanes(role))
-        names = isinstance(lanes, tuple) and all(isinstance(lane, str) for lane in lanes)
-        if not names or len(set(lanes)) != len(lanes) or not 1 <= len([x for x in lanes if x != LINK]) <= 2:
-            raise PolicyError(
-                f"policy {self.name}: lanes returned {lanes!r}; it returns distinct names, one or two besides {LINK!r}"
-            )
-        return lanes
+        lanes = self._ask("lanes", lambda: self._lanes(role))
+        names = lanes if isinstance(lanes, tuple) and all(isinstance(lane, str) for lane in lanes) else ()
+        if len(set(names)) == len(names) and 1 <= len([name for name in names if name != LINK]) <= 2:
+            return names
+        raise PolicyError(
+            f"policy {self.name}: lanes returned {lanes!r}; it returns distinct names, one or two besides {LINK!r}"
+        )
 
     def route(self, request: RequestProgress, loads: Sequence[Load]) -> int:
         """The number of one of the instances offered."""
         chosen = self._ask("router", lambda: self._policy.router.route(request, loads))
-        if all(load.instance != chosen for load in loads):
-            offered = ", ".join(str(load.instance) for load in loads)
-            raise PolicyError(f"policy {self.name}: the router chose instance {chosen!r} of {offered}")
-        return chosen
+        for load in loads:
+            if load.instance == chosen:
+                return load.instance
+        offered = ", ".join(str(load.instance) for load in loads)
+        raise PolicyError(f"policy {self.name}: the router chose instance {chosen!r} of {offered}")
 
     def decide(self, view: View) -> Decision:
         """A decision with a memo that cannot change behind the policy's back."""
         try:
-            decision = self._policy.decide(view)
+            decision = self._decide(view)
         except (Exception, SystemExit) as error:
             raise self._raised("decide", error) from error
         if not isinstance(decision, Decision):
             raise PolicyError(f"policy {self.name}: decide returned {decision!r}; it returns a Decision")
+        answers: tuple[object, ...] = decision
+        steps = answers[0]
+        if not isinstance(steps, tuple):
+            raise PolicyError(f"policy {self.name}: the steps are a {type(steps).__name__}; make them a tuple")
+        for step in steps:
+            if not isinstance(step, Step):
+                raise PolicyError(f"policy {self.name}: a decision holds {step!r}; it holds Steps")
         if type(decision.memo).__hash__ is None:
             raise PolicyError(
                 f"policy {self.name}: the memo is a {type(decision.memo).__name__}, which can change; make it a tuple"
             )
         return decision
 
-    def _ask(self, what: str, question: Callable[[], Answer]) -> Answer:
+    def refused(self, now_s: float, error: PolicyError | TypeError) -> PolicyError:
+        """The error for a step that asks for what cannot be done.
+
+        A TypeError is how compiled code refuses a field of the wrong type; uncompiled, it may be found out later.
+        """
+        return PolicyError(f"policy {self.name} at {now_s:.6g} s: {error}")
+
+    def _ask(self, what: str, question: Callable[[], object]) -> object:
         try:
             return question()
         except ValueError:

@@ -10,10 +10,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import sub
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.api import Step
-from profiler.latency import LatencyModel, Pacer, Source
+from profiler.latency import LatencyModel, Source
+from profiler.pacer import Pacer
 from profiler.work import Overlap
 from sim.instance import Instance
 from sim.launch import NEVER
@@ -22,12 +23,12 @@ from sim.state import NOBODY, DecodeCohort, RequestState
 from sim.steprows import StepRun
 from sim.tally import Tally
 
-UNKNOWN = -NEVER
+UNKNOWN: Final = -NEVER
 
-MOST_STEPS = 256
+MOST_STEPS: Final = 256
 """Steps that are planned at once."""
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
 def only_decodes(step: Step) -> bool:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from policies.api import SLO
+from policies.slo import SLO
 from profiler.kernelsum import Sharing
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.metrics import Window
@@ -37,7 +37,7 @@ class Settings(BaseModel):
 
 
 class SloSettings(Settings):
-    """The limits of :class:`policies.api.SLO`, in seconds."""
+    """The limits of :class:`policies.slo.SLO`, in seconds."""
 
     ttft_s: Seconds | None = None
     ttft_per_token_s: Seconds | None = None

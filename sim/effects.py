@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from policies.api import SLO, Chunk, RequestProgress
+from policies.api import Chunk, RequestProgress
+from policies.slo import SLO
 from profiler.work import Work
 from sim.handover import Handover
 from sim.instance import Instance
@@ -16,7 +18,7 @@ from sim.tally import Tally
 from sim.view import Clock
 from traces.arrivals import ArrivalSource
 
-PROGRESS_EVERY = 512
+PROGRESS_EVERY: Final = 512
 
 
 class Effects:

@@ -14,6 +14,7 @@ while there are more does SimPy hear of them. Both ways give the same answers.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from typing import Final
 
 import simpy
 from simpy.events import Event, Timeout
@@ -22,11 +23,11 @@ from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.launch import NEVER, Completion, Launch
 
-FEW = 16
+FEW: Final = 16
 """Steps in flight that are looked at rather than scheduled. SimPy takes delays, not times: among more of them, two that
 end within the last digit of each other may end in the other order."""
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
 class _Flight:

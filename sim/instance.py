@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from typing import Final
 
 from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
 from profiler.work import Overlap, Work
@@ -13,7 +14,7 @@ from sim.observed import ObservedSteps
 from sim.prefixcache import CachedPrefix, PrefixCache
 from sim.state import DecodeCohort, Lane, RequestState
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 OBSERVED_OUTCOMES = 100
 
@@ -97,8 +98,6 @@ class Instance:
 
     def idle_lane(self, step: Step) -> Lane:
         """The lane a step asks for."""
-        if not isinstance(step, Step):
-            raise PolicyError(f"a decision holds {step!r}; it holds Steps")
         lane = self.lanes.get(step.lane)
         if lane is None or lane.busy:
             raise PolicyError(f"lane {step.lane!r} is {'busy' if lane else 'unknown'}")
@@ -198,7 +197,7 @@ class Instance:
         counted for another.
         """
         for step in steps:
-            for chunk in step.prefill if isinstance(step, Step) else ():
+            for chunk in step.prefill:
                 request = self.waiting.get(chunk.request.index)
                 if request is not None and request.prefix is not None and isinstance(chunk.tokens, int):
                     self._take_back(request, request.prefix, chunk)

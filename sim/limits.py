@@ -9,7 +9,7 @@ from sim.prefixcache import Chain, HashedBlocks
 from traces.request import Request
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What bounds a run: KV blocks of each instance, the model's context, the queue of each instance, the time.
 

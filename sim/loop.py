@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from typing import Final
 
-from policies.api import SLO, Observation, Policy, RequestProgress, Role, Step
+from policies.api import Observation, Policy, RequestProgress, Role, Step
+from policies.slo import SLO
 from profiler.latency import LatencyModel
+from profiler.work import Work
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from sim.checked_policy import CheckedPolicy
 from sim.coast import Coast, only_decodes
@@ -29,12 +32,12 @@ from sim.limits import Limits
 from sim.records import RunResult
 from sim.requestlog import RequestLog
 from sim.solo import Solo
-from sim.state import RequestState
+from sim.state import Lane, RequestState
 from sim.tally import Tally
 from sim.view import Clock, InstanceView, TrueInstanceView
 from traces.arrivals import ArrivalSource
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
 class ServingLoop:
@@ -274,20 +277,20 @@ class ServingLoop:
                 try:
                     if instance.cache is not None:
                         instance.take_back(steps)
-                    if coasts is not None and len(steps) == 1 and self._repeats(instance, steps[0]):
-                        coasts.begin(instance, steps[0], self._next_number())
-                    else:
-                        for step in steps:
-                            self._launch(instance, step, self._next_number())
-                            if self._check_every_step:
-                                self.check()
+                    repeats = len(steps) == 1 and self._repeats(instance, steps[0])
                 except (PolicyError, TypeError) as error:
-                    # Compiled code refuses a value of the wrong type where it first meets it.
-                    raise PolicyError(f"policy {self._policy.name} at {self._clock.now_s:.6g} s: {error}") from error
+                    raise self._policy.refused(self._clock.now_s, error) from error
+                if repeats and coasts is not None:
+                    coasts.begin(instance, steps[0], self._next_number())
+                    continue
+                for step in steps:
+                    self._launch(instance, step, self._next_number())
+                    if self._check_every_step:
+                        self.check()
 
     def _repeats(self, instance: Instance, step: Step) -> bool:
         """Whether a step that the policy would give again decodes, alone on its SMs, at once and with KV to do so."""
-        if not isinstance(step, Step) or not step.again or not only_decodes(step):
+        if self._coasts is None or not step.again or not only_decodes(step):
             return False
         lane, cohort = instance.idle_lane(step), instance.cohort
         peer = instance.peers[lane.name]
@@ -301,22 +304,16 @@ class ServingLoop:
         return self._launches
 
     def _launch(self, instance: Instance, step: Step, number: int) -> None:
-        lane = instance.idle_lane(step)
-        for victim in step.preempt:
-            self._preempt(instance, victim)
-        now = self._clock.now_s
-        source, beside, beside_sms, delay_s = None, None, 0, 0.0
-        if step.transfer is not None:
-            work, source = instance.begin_transfer(step.transfer, step.layers)
+        lane, work, source = self._claim(instance, step)
+        now, beside, beside_sms, delay_s = self._clock.now_s, None, 0, 0.0
+        if source is not None:
             predicted = self._latency.estimate(work, 1)
         else:
-            work = instance.begin(step, lane, now)
-            if step.stream:
-                self._handover.announce(step, self._effects.requests)
             peer = instance.peers[lane.name]
             if peer is not None and peer.busy:
                 beside, beside_sms = peer.work, peer.sms
-            delay_s = self._between.before(step, lane, peer, instance.cohort)
+            if self._between is not NOTHING_BETWEEN:
+                delay_s = self._between.before(step, lane, peer, instance.cohort)
             predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
         lane.busy, lane.sms, lane.work = True, step.sms, work
         instance.busy_lanes += 1
@@ -327,6 +324,21 @@ class ServingLoop:
         launch = new(Launch, (*what, self._latency, waiting, free_blocks, source, decoding, delay_s))
         self._flights[number] = launch
         self._executor.start(launch)
+
+    def _claim(self, instance: Instance, step: Step) -> tuple[Lane, Work, int | None]:
+        """Gives a step its lane, requests and KV blocks; with its work, and where the KV of a transfer comes from."""
+        try:
+            lane = instance.idle_lane(step)
+            for victim in step.preempt:
+                self._preempt(instance, victim)
+            if step.transfer is not None:
+                return lane, *instance.begin_transfer(step.transfer, step.layers)
+            work = instance.begin(step, lane, self._clock.now_s)
+            if step.stream:
+                self._handover.announce(step, self._effects.requests)
+            return lane, work, None
+        except (PolicyError, TypeError) as error:
+            raise self._policy.refused(self._clock.now_s, error) from error
 
     def _preempt(self, instance: Instance, progress: RequestProgress) -> None:
         """Sends a resident request back to a queue: its own, or from a decode instance that of a prefill one."""

@@ -44,7 +44,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.api import SLO
+from policies.slo import SLO
 from sim.records import STATES, PrefixUse, Records, RunResult
 
 Floats = NDArray[np.float64]

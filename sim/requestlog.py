@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from sim.growing import GrowingColumns
 from sim.records import STATES, Records
 from sim.state import RequestState
 
-FLUSH_ROWS = 4096
+FLUSH_ROWS: Final = 4096
 
 Seconds = float | None
 RequestRow = tuple[int, str, str, float, int, int, int, Seconds, Seconds, Seconds, Seconds, Seconds, int, int, int, int]

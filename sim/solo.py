@@ -7,19 +7,22 @@ is in flight falls away. Arrivals that come during a step are admitted when it h
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from policies.api import Observation, RequestProgress, Step
 from profiler.latency import LatencyModel
+from profiler.work import Work
 from sim.checked_policy import CheckedPolicy
 from sim.coast import Coast, Coasting, only_decodes
 from sim.effects import Effects
 from sim.instance import Instance, PolicyError
 from sim.launch import NEVER, Coaster
+from sim.state import Lane
 from sim.tally import Tally
 from sim.view import Clock, InstanceView
 from traces.arrivals import ArrivalSource
 
-new = tuple.__new__
+new: Final = tuple.__new__
 
 
 class Solo:
@@ -70,7 +73,7 @@ class Solo:
             step = self._decide() if ran or instance.unseen else None
             ran = step is not None
             if step is not None:
-                self._run(step, NEVER if due is None else due)
+                self._take(step, NEVER if due is None else due)
             elif due is None:
                 break
             else:
@@ -83,34 +86,46 @@ class Solo:
         steps, instance.memo = self._policy.decide(self._view)
         if not steps:
             return None
+        if len(steps) > 1:
+            raise self._policy.refused(self._clock.now_s, PolicyError(f"{len(steps)} steps at once; it has one lane"))
+        return steps[0]
+
+    def _take(self, step: Step, due_s: float) -> None:
+        """Does what the policy asked for: one step, or that one as often as nothing can intervene."""
+        instance, now = self._instance, self._clock.now_s
         try:
             if instance.cache is not None:
-                instance.take_back(steps)
-            if len(steps) > 1:
-                raise PolicyError(f"{len(steps)} steps at once on an instance of one lane")
-            return steps[0]
-        except (PolicyError, TypeError) as error:
-            raise self._refused(error) from error
-
-    def _run(self, step: Step, due_s: float) -> None:
-        instance, clock = self._instance, self._clock
-        try:
+                instance.take_back((step,))
             lane = instance.idle_lane(step)
-            if step.again and only_decodes(step) and instance.cohort.members:
-                coasting = Coasting(instance, step, clock.now_s)
-                ended = self._coast.run(coasting, begin_s=due_s)
-                if coasting.taken:
-                    clock.now_s = coasting.now_s
-                    self._admit(due_s, clock.now_s)
-                    self._effects.decoded(instance, ended)
-                    if self._check is not None:
-                        self._check()
-                    return
+            repeats = step.again and only_decodes(step) and bool(instance.cohort.members)
+        except (PolicyError, TypeError) as error:
+            raise self._policy.refused(now, error) from error
+        if repeats and self._repeated(step, due_s):
+            return
+        try:
             for victim in step.preempt:
                 self._preempt(instance, victim)
-            work = instance.begin(step, lane, clock.now_s)
+            work = instance.begin(step, lane, now)
         except (PolicyError, TypeError) as error:
-            raise self._refused(error) from error
+            raise self._policy.refused(now, error) from error
+        self._run(step, lane, work, due_s)
+
+    def _repeated(self, step: Step, due_s: float) -> bool:
+        """Repeats a decode step until something can intervene; whether there was time for one."""
+        clock = self._clock
+        coasting = Coasting(self._instance, step, clock.now_s)
+        ended = self._coast.run(coasting, begin_s=due_s)
+        if not coasting.taken:
+            return False
+        clock.now_s = coasting.now_s
+        self._admit(due_s, clock.now_s)
+        self._effects.decoded(self._instance, ended)
+        if self._check is not None:
+            self._check()
+        return True
+
+    def _run(self, step: Step, lane: Lane, work: Work, due_s: float) -> None:
+        instance, clock = self._instance, self._clock
         start_s, sms = clock.now_s, step.sms
         if self._check is not None:
             self._check()
@@ -140,6 +155,3 @@ class Solo:
             self._arrive()
             due = self._arrivals.peek_s()
         self._clock.now_s = end_s
-
-    def _refused(self, error: PolicyError | TypeError) -> PolicyError:
-        return PolicyError(f"policy {self._policy.name} at {self._clock.now_s:.6g} s: {error}")

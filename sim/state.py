@@ -13,12 +13,14 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from operator import sub
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policies.admission import blocks_for
-from policies.api import SLO, Chunk, Outcome
+from policies.api import Chunk, Outcome
+from policies.slo import SLO
 from profiler.work import Work
 from sim.growing import GrowingColumns
 from sim.prefixcache import CachedPrefix, Chain
@@ -142,10 +144,10 @@ class RequestState:
         return self.emitted_s if self.cohort is None or not self.decode_steps else self.cohort.end_s[-1]
 
 
-KEPT_STEPS = 1 << 15
+KEPT_STEPS: Final = 1 << 15
 """Steps noted one by one, at least as many as there have been since the oldest member joined."""
 
-SPAN_STEPS = 32
+SPAN_STEPS: Final = 32
 """Steps over which the longest gap is kept."""
 
 NOBODY: Sequence[RequestState] = ()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
 from profiler.latency import Source
 from sim.growing import GrowingColumns
 
-FLUSH_STEPS = 4096
+FLUSH_STEPS: Final = 4096
 """Steps kept as rows before they become columns: few enough to be small, many enough to be quick."""
 
 _COLUMNS: dict[str, type[np.generic]] = {
@@ -84,17 +84,21 @@ class StepRows:
         return {source: self._seconds[_CODES[source]] for source in self._met}
 
     def _flush(self) -> None:
-        steps, first_s, *constant = (np.array(values) for values in zip(*self.runs, strict=True))
+        # fromiter needs not look at the values first to know their type and how many there are.
+        of_first, first_s, *constant = zip(*self.runs, strict=True)
+        rows, runs = len(self.ends_s), len(self.runs)
+        steps = np.fromiter(of_first, np.int64, runs)
         begins = np.cumsum(steps) - steps
-        end_s = np.array(self.ends_s)
+        end_s = np.fromiter(self.ends_s, np.float64, rows)
         start_s = np.empty_like(end_s)
         start_s[1:] = end_s[:-1]
         start_s[begins] = first_s
         instance, lane, sms, tokens, requests, decodes, context, layers, waiting = (
-            np.repeat(values, steps) for values in constant
+            np.repeat(np.fromiter(values, np.int64, runs), steps) for values in constant
         )
-        context += decodes * (np.arange(len(end_s)) - np.repeat(begins, steps))
-        predicted_s, free_blocks = np.array(self.predicted_s), np.array(self.free_blocks)
+        context += decodes * (np.arange(rows) - np.repeat(begins, steps))
+        predicted_s = np.fromiter(self.predicted_s, np.float64, rows)
+        free_blocks = np.fromiter(self.free_blocks, np.int64, rows)
         shape = (instance, lane, sms, tokens, requests, decodes, context, layers)
         self._columns.extend((start_s, end_s, *shape, predicted_s, waiting, free_blocks))
         self._add_up(end_s - start_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ SPAN_STEPS = 1 << 16
 
 Places = NDArray[np.intp]
 
-make = tuple.__new__
+make: Final = tuple.__new__
 
 
 class Tally:

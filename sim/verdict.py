@@ -12,7 +12,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 
-from policies.api import SLO
+from policies.slo import SLO
 from sim.config import RunConfig
 from sim.loop import ServingLoop
 from sim.metrics import Window

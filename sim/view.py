@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
-from policies.api import SLO, Memo, Observation, Outcome, RequestProgress, Role
+from policies.api import Memo, Observation, Outcome, RequestProgress, Role
+from policies.slo import SLO
 from profiler.latency import LatencyModel
 from sim.instance import Instance
 from sim.ledger import BlockLedger
@@ -47,25 +48,24 @@ class InstanceView:
     )
 
     def __init__(self, instance: Instance, *, clock: Clock, slo: SLO, latency: LatencyModel) -> None:
-        put = object.__setattr__
-        put(self, "_instance", instance)
-        put(self, "_clock", clock)
-        put(self, "_cohort", instance.cohort)
-        put(self, "_ledger", instance.ledger)
-        put(self, "instance", instance.index)
-        put(self, "role", instance.role)
-        put(self, "lanes", MappingProxyType(instance.lanes))
-        put(self, "waiting", MappingProxyType(instance.waiting))
-        put(self, "prefilling", MappingProxyType(instance.prefilling))
-        put(self, "decoding", MappingProxyType(instance.cohort.members))
-        put(self, "incoming", MappingProxyType(instance.incoming))
-        put(self, "observed", instance.observed)
-        put(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
-        put(self, "total_blocks", instance.ledger.total)
-        put(self, "block_tokens", instance.ledger.block_tokens)
-        put(self, "slo", slo)
-        put(self, "latency", latency)
-        put(self, "sms", latency.device.sms)
+        object.__setattr__(self, "_instance", instance)
+        object.__setattr__(self, "_clock", clock)
+        object.__setattr__(self, "_cohort", instance.cohort)
+        object.__setattr__(self, "_ledger", instance.ledger)
+        object.__setattr__(self, "instance", instance.index)
+        object.__setattr__(self, "role", instance.role)
+        object.__setattr__(self, "lanes", MappingProxyType(instance.lanes))
+        object.__setattr__(self, "waiting", MappingProxyType(instance.waiting))
+        object.__setattr__(self, "prefilling", MappingProxyType(instance.prefilling))
+        object.__setattr__(self, "decoding", MappingProxyType(instance.cohort.members))
+        object.__setattr__(self, "incoming", MappingProxyType(instance.incoming))
+        object.__setattr__(self, "observed", instance.observed)
+        object.__setattr__(self, "outcomes", cast(Sequence[Outcome], instance.outcomes))
+        object.__setattr__(self, "total_blocks", instance.ledger.total)
+        object.__setattr__(self, "block_tokens", instance.ledger.block_tokens)
+        object.__setattr__(self, "slo", slo)
+        object.__setattr__(self, "latency", latency)
+        object.__setattr__(self, "sms", latency.device.sms)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a view is read-only; {name} was set to {value!r}")

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.report import MOST_BYTES, many_panels, write_sweep
 from cli.main import run
-from policies.api import SLO
+from policies.slo import SLO
 from sim.metrics import attainment, ttft_s
 from sim.plots.looks import POLICY_LOOKS
 from sim.plots.otherlimits import heat_map

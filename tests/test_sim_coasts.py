@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.api import SLO, Decision, Load, RequestProgress, Step, View
+from policies.api import Decision, Load, RequestProgress, Step, View
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
 from policies.routing import PrefixAffine
+from policies.slo import SLO
 from profiler import fitted, roofline
-from profiler.latency import LatencyModel, Pacer
+from profiler.latency import LatencyModel
+from profiler.pacer import Pacer
 from profiler.work import Overlap, Work
 from sim import PolicyError, columns, executor
 from sim.columns import Columns, int_column, row_groups, write_groups

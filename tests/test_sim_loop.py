@@ -183,7 +183,6 @@ def first_waiting(view: View):
         (lambda view: Step("main", 1), "a step with nothing in it"),
         (lambda view: Step("main", 5.5, (Chunk(first_waiting(view), 5),)), "a step on 5.5 SMs"),
         (lambda view: Step("main", 5, (Chunk(first_waiting(view), 2.5),)), "a chunk of 2.5 tokens"),
-        (lambda view: 7, "a decision holds 7; it holds Steps"),
         (
             lambda view: Step("main", 1, (Chunk(first_waiting(view), 99),)),
             "a chunk of 99 tokens; request 0 has 30 left",
@@ -242,6 +241,8 @@ def test_answers_of_the_wrong_kind_are_refused():
             serve(wrong(), [(0.0, 5, 1)])
 
     refused("decide returned 3; it returns a Decision", decide=lambda self, view: 3)
+    refused("the steps are a list; make them a tuple", decide=lambda self, view: Decision([]))
+    refused("a decision holds 7; it holds Steps", decide=lambda self, view: Decision((7,)))
     refused("the memo is a list, which can change", decide=lambda self, view: Decision((), []))
     refused("roles returned", roles=lambda self, n: ("foo",))
     refused("roles returned", roles=lambda self, n: ("mixed",) * 3)

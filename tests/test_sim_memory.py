@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.api import SLO, Policy
+from policies.api import Policy
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
+from policies.slo import SLO
 from profiler import roofline
 from sim import growing, requestlog, state, steprows, tally
 from sim.executor import SimExecutor

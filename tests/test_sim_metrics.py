@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sim.metrics
-from policies.api import SLO
+from policies.slo import SLO
 from sim.metrics import (
     Knee,
     Window,

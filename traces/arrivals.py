@@ -12,13 +12,15 @@ import math
 from array import array
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from traces.chance import generator
 from traces.errors import TraceError
 from traces.request import MAX_ARRIVAL_S, FloatColumn, Request, Trace
+
+new: Final = tuple.__new__
 
 _RATE = "requests per second, above 0"
 
@@ -297,7 +299,7 @@ class RequestColumns:
         self._ids, self._sessions, self._blocks = trace.request_ids, trace.session_ids, trace.block_hashes
 
     def make(self, index: int, arrival_s: float) -> Request:
-        return Request(
+        row = (
             str(index) if self._ids is None else self._ids[index],
             arrival_s,
             self._prompts[index],
@@ -305,3 +307,4 @@ class RequestColumns:
             None if self._sessions is None else self._sessions[index],
             () if self._blocks is None else self._blocks[index],
         )
+        return new(Request, row)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.paper.setting import WORKLOADS, Workload
-from policies.api import SLO
+from policies.slo import SLO
 from sim.config import RunConfig
 from sim.fanout import Fanout, fan_out
 from sim.metrics import Distribution, summarise, tpot_s, ttft_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.api import SLO
+from policies.slo import SLO
 from sim.metrics import FINISHED, TARGET_ATTAINMENT, Mask, tpot_s, ttft_limits_s, ttft_s
 from sim.records import Records
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
-from policies.api import SLO
+from policies.slo import SLO
 from sim.metrics import TARGET_ATTAINMENT, Mask
 from sim.plots.otherlimits import HeatMap, edges_of, heat_map
 from sim.plots.style import BLACK, BLUE, VERMILION, PlainLog, figure, styled

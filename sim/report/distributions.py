@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.api import SLO
+from policies.slo import SLO
 from sim.metrics import e2e_s, tpot_s, ttft_limits_s, ttft_s
 from sim.plots.looks import Look
 from sim.records import Records
