@@ -1,6 +1,6 @@
 """How fast simulations run on one core, and how soon the command answers. Prints Markdown.
 
-    python benchmarks/speed.py [FOLDER] [--repeats 3] [--json]
+    python benchmarks/speed.py [FOLDER] [--repeats 3] [--json] [--compiled .venv-fast]
 
 Serves azure-llm-2023/AzureLLMInferenceTrace_conv.csv in FOLDER (default: shared/traces beside the repository; skipped
 where absent), as recorded, under three policies; see benchmarks/whole_traces.py for the settings. Timed is the serving
@@ -15,6 +15,9 @@ Requests/s are by wall time, and best is what the machine can do when its neighb
 Long traces, and the memory that they take: benchmarks/scale.py. One decision of Bullet: benchmarks/decisions.py.
 
 Commands are timed from start to exit, in processes of their own, and the least that any Python takes beside them.
+
+``--compiled`` times what `make fast` installed in that environment, by its Python and from a copy of this folder:
+beside the sources these would be imported instead.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -40,6 +45,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.data import FOLDER  # noqa: E402
 from benchmarks.paper_kernels import cpu_name, table  # noqa: E402
 from benchmarks.whole_traces import TRACES, configs  # noqa: E402
+from sim import loop  # noqa: E402
 from sim.config import RunConfig  # noqa: E402
 from sim.scenarios import DEVICE, MODEL  # noqa: E402
 from sim.simulate import prepare  # noqa: E402
@@ -164,11 +170,15 @@ def commands() -> dict[str, list[float]]:
 
 
 def machine() -> dict[str, object]:
-    """What the numbers are for. ``load`` is the mean number of runnable processes of the last minute."""
+    """What the numbers are for.
+
+    ``compiled``: whether the serving loop is. ``load``: the mean number of runnable processes of the last minute.
+    """
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
+        "compiled": not loop.__file__.endswith(".py"),
         "load": round(os.getloadavg()[0], 1),
     }
 
@@ -222,9 +232,8 @@ def show_runs(speeds: Sequence[Speed]) -> None:
 
 def show(about: dict[str, Any], speeds: Sequence[Speed], walls: dict[str, list[float]], asked: list[Any]) -> None:
     """Print everything as tables."""
-    print(
-        f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, load {about['load']} before the first run"
-    )
+    python = f"Python {about['python']}{', compiled' if about['compiled'] else ''}"
+    print(f"{about['cpu']}, {about['cores']} cores, {python}, load {about['load']} before the first run")
     if speeds:
         show_runs(speeds)
     seconds = [(name, f"{min(values):.3f}", f"{statistics.median(values):.3f}") for name, values in walls.items()]
@@ -233,15 +242,30 @@ def show(about: dict[str, Any], speeds: Sequence[Speed], walls: dict[str, list[f
     table("Required", ("what", "asked", "found", "met"), rows)
 
 
+def in_environment(environment: Path, arguments: Sequence[str]) -> int:
+    """Runs a copy of this script by the Python of an environment; its exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "benchmarks"
+        shutil.copytree(ROOT / "benchmarks", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        command = [environment.absolute() / "bin" / "python", copy / "speed.py", *arguments]
+        return subprocess.run(command, check=False).returncode
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, or one JSON document. Status 0: a busy machine is no failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--compiled", type=Path, metavar="ENVIRONMENT")
     given = parser.parse_args(arguments)
     if given.repeats < 1:
         parser.error("--repeats must be 1 or more")
+    if given.compiled is not None:
+        if not (given.compiled / "bin" / "python").exists():
+            parser.error(f"--compiled {given.compiled}: no bin/python in there; make fast makes .venv-fast")
+        shown = ["--json"] if given.json else []
+        return in_environment(given.compiled, [str(given.folder.absolute()), f"--repeats={given.repeats}", *shown])
     about = machine()
     speeds = []
     if (given.folder / TRACES[TRACE][0]).is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -142,7 +143,8 @@ def test_speed_as_json(folder: Path, capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setattr(speed, "commands", lambda: {"bulletsim --help": [0.1, 0.2, 0.4]})
     assert speed.main([str(folder), "--repeats", "2", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["machine"].keys() == {"cpu", "cores", "python", "load"}
+    assert document["machine"].keys() == {"cpu", "cores", "python", "compiled", "load"}
+    assert document["machine"]["compiled"] is False
     assert [run["policy"] for run in document["runs"]] == ["chunked", "bullet", "disaggregation"]
     for run in document["runs"]:
         assert run["requests"] == REQUESTS
@@ -164,6 +166,28 @@ def test_speed_times_the_command_and_says_what_it_skipped(
     assert "conversation skipped: FOLDER has no" in printed
     for command in ("python -c pass", "bulletsim --help", "bulletsim simulate, 5 requests"):
         assert f"| {command} |" in printed
+
+
+def test_the_speed_of_an_environment_is_taken_where_its_sources_are_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "bin" / "python"
+    with pytest.raises(SystemExit):
+        speed.main(["--compiled", str(tmp_path)])
+    assert "no bin/python in there; make fast makes .venv-fast" in capsys.readouterr().err
+    python.parent.mkdir()
+    python.touch()
+
+    def run(command: list[str | Path], *, check: bool) -> subprocess.CompletedProcess[str]:
+        assert command[0] == python
+        assert command[2:] == [str(tmp_path), "--repeats=2", "--json"]
+        script = Path(command[1])
+        assert script.read_bytes() == Path(speed.__file__).read_bytes()
+        assert [path.name for path in script.parents[1].iterdir()] == ["benchmarks"]
+        return subprocess.CompletedProcess([], 3)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert speed.main([str(tmp_path), "--repeats", "2", "--json", "--compiled", str(tmp_path)]) == 3
 
 
 def test_a_speed_in_every_unit() -> None:
