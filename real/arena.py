@@ -27,15 +27,21 @@ class Arena:
     """A region of ``size`` bytes. Give it to a process among its arguments, and it has the same memory there.
 
     present: whether this process maps every page at once, so that none is missing when it is first used.
+    Raises MemoryError where there is not so much address space.
     """
 
     def __init__(self, size: int, descriptor: int | None = None, *, present: bool = False) -> None:
         self.size = size
-        if descriptor is None:
-            descriptor = os.memfd_create("bulletsim")
-            os.truncate(descriptor, size)
-        self._descriptor = descriptor
-        self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0))
+        made = descriptor is None
+        self._descriptor = os.memfd_create("bulletsim") if descriptor is None else descriptor
+        try:
+            if made:
+                os.truncate(self._descriptor, size)
+            flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if present else 0)
+            self._map = mmap.mmap(self._descriptor, size, flags=flags)
+        except OSError as error:
+            self.close()
+            raise MemoryError(f"{size / 1e9:.1f} GB of shared memory cannot be had: {error.strerror}") from error
         self._used = 0
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from select import select
 from typing import NamedTuple
@@ -24,6 +25,8 @@ from real.model import RunnableModel
 from real.worker import Shared, serve
 
 DTYPE = torch.float32
+
+TAKE_LESS = "take fewer --slots, shorter requests or a smaller --model"
 
 REMEDY = "if memory is short, serve with fewer --slots or a smaller --model; what had finished is kept"
 
@@ -69,14 +72,15 @@ class CpuLanes:
         self._handles: dict[Connection, tuple[Handle, Job | None]] = {}
         self._finished: deque[Done] = deque()
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        self._arena = Arena(_size(model.spec, lanes, slots, slot_tokens, launch_tokens))
-        try:
-            self._start(
-                model, lanes, [cores[i * cores_each :][:cores_each] for i in range(len(lanes))], launch_tokens, seed
-            )
-        except BaseException:
-            self.close()
-            raise
+        size = _size(model.spec, lanes, slots, slot_tokens, launch_tokens)
+        parts = [cores[i * cores_each :][:cores_each] for i in range(len(lanes))]
+        with _room(model.spec.name):
+            self._arena = Arena(size)
+            try:
+                self._start(model, lanes, parts, launch_tokens, seed)
+            except BaseException:
+                self.close()
+                raise
 
     def granted(self, instance: int, lane: str, sms: int) -> int:
         return self._lanes[instance, lane].granted(sms)
@@ -164,6 +168,16 @@ class CpuLanes:
         return KVCache(self.slots, self.slot_tokens, keys, values)
 
 
+@contextmanager
+def _room(name: str) -> Iterator[None]:
+    """Memory may be short all the same: a limit of this process (ulimit -v) is not in the machine's account."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        why = " ".join(str(error).split()) or "memory is short"
+        raise ValueError(f"{name} cannot be laid out: {why}; {TAKE_LESS}") from error
+
+
 def _shares(cores: Sequence[int], *, back: bool) -> tuple[Sequence[int], ...]:
     """Parts of an instance's cores that a lane may get, from one end or the other."""
     return tuple(cores[-size:] if back else cores[:size] for size in cpu_shares(len(cores)).all)
@@ -177,11 +191,12 @@ def _size(spec: ModelSpec, lanes: Sequence[Sequence[str]], slots: int, slot_toke
     kv = len(lanes) * slots * slot_tokens * token
     state = sum(len(names) for names in lanes) * 2 * launch_tokens * spec.hidden * DTYPE.itemsize
     needed, free = weights + kv + state, available_bytes()
-    if needed > free:
+    # They are made, or read, before they are copied in; nothing else has pages until then.
+    if max(needed, 2 * weights) > free:
         raise ValueError(
             f"{spec.name} does not fit: weights {weights / 1e9:.1f} GB, KV of {len(lanes)} x {slots} slots of "
-            f"{slot_tokens} tokens {kv / 1e9:.1f} GB, launches {state / 1e9:.1f} GB, of {free / 1e9:.1f} GB free; take "
-            f"fewer --slots, shorter requests or a smaller --model"
+            f"{slot_tokens} tokens {kv / 1e9:.1f} GB, launches {state / 1e9:.1f} GB, or weights twice as they are "
+            f"loaded, of {free / 1e9:.1f} GB free; {TAKE_LESS}"
         )
     # Every tensor begins at a border: norms, matrices and KV of a layer, and few others.
     tensors = (10 + 2 * len(lanes)) * spec.layers + 2 * len(lanes) * 4 + 8

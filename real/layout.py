@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from real.comparison import FACTS
-from real.plan import Plan
+from real.plan import Plan, rate_label
 from real.serving import ANSWERS, recover
 from sim.config import checked, read_json
 from sim.rundir import replacing, write_json
@@ -53,7 +53,7 @@ class Layout:
 
     def cell(self, label: str, rate: float | None) -> Path:
         """The runs of a policy at a rate; None where the trace's own times were kept."""
-        return self.out / "runs" / f"{_plain(label)}-{'recorded' if rate is None else f'{rate:.12g}'}"
+        return self.out / "runs" / f"{_plain(label)}-{'recorded' if rate is None else rate_label(rate)}"
 
     def warm(self, label: str) -> Path:
         return self.out / "warm" / _plain(label)

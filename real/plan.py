@@ -16,6 +16,11 @@ Positive = Annotated[float, Field(gt=0)]
 BLOCK_TOKENS = 16
 
 
+def rate_label(rate: float) -> str:
+    """A rate as the name of a cell has it."""
+    return f"{rate:.12g}"
+
+
 class Plan(Settings):
     """A validation: every policy at every rate, for real and simulated, on the same requests.
 
@@ -46,8 +51,11 @@ class Plan(Settings):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
-        for what, found in (("policy", [entry.shown for entry in self.policies]), ("rate", list(self.rates))):
-            double = [str(value) for place, value in enumerate(found) if value in found[:place]]
+        for what, found in (
+            ("policy", [entry.shown for entry in self.policies]),
+            ("rate", list(map(rate_label, self.rates))),
+        ):
+            double = [value for place, value in enumerate(found) if value in found[:place]]
             if double:
                 raise ValueError(f"{what} {double[0]} is named twice; name each once")
         if self.profile is not None and self.latency is not None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -52,19 +53,31 @@ class ReplayDiffers(ValueError):
 
 
 class Recorder:
-    """An executor that passes everything on to a device's, and writes down what it answers."""
+    """An executor that passes everything on to a device's, and writes down what it answers.
+
+    Raises OSError, naming the file, where it cannot be written.
+    """
 
     def __init__(self, executor: DeviceExecutor, path: Path, settings: Any) -> None:
-        self._executor = executor
+        self._executor, self._path = executor, path
         # A line is handed to the system as it ends, so it outlives the process.
         self._file = path.open("x", buffering=1, encoding="utf-8")
-        self._write(["recording", VERSION, settings])
+        try:
+            self._write(["recording", VERSION, settings])
+        except OSError:
+            with suppress(OSError):
+                self._file.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as failed:
+            # A line that could not be written is tried again.
+            raise self._named(failed) from failed
 
     def now(self) -> float:
         now = self._executor.now()
@@ -93,7 +106,14 @@ class Recorder:
         self._executor.release(request, instance)
 
     def _write(self, line: list[Any]) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        try:
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        except OSError as failed:
+            raise self._named(failed) from failed
+
+    def _named(self, failed: OSError) -> OSError:
+        """A failed write, of a full disk for one, does not say of which file."""
+        return OSError(failed.errno, failed.strerror, str(self._path))
 
 
 class Replayer:

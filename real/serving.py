@@ -73,11 +73,12 @@ def serve(
     target.parent.mkdir(parents=True, exist_ok=True)
     recording = recording_of(target)
     recording.unlink(missing_ok=True)
+    settings = {"config": config.model_dump(mode="json"), "facts": dict(facts)}
+    # A recording that cannot be begun is none to make a run of.
+    recorder = Recorder(executor, recording, settings)
     result = None
     try:
-        with Recorder(
-            executor, recording, {"config": config.model_dump(mode="json"), "facts": dict(facts)}
-        ) as recorder:
+        with recorder:
             result = prepared.loop(executor=recorder, progress=progress).run()
         executor.settle()
     finally:

@@ -38,11 +38,12 @@ class Checkpoint:
         Raises ValueError, naming file and tensor, where one is missing, left over, or of another shape or dtype, and
         where a file is broken or there is none.
         """
-        files, shapes = _files(folder), _shapes(spec)
-        for name in shapes:
+        files, shapes = _files(folder), {}
+        for name, shape in _shapes(spec):
             if name not in files:
                 hint = ", or state tie_word_embeddings in config.json" if name == _HEAD else ""
                 raise ValueError(f"{folder}: its safetensors files lack tensor {name}; get the whole checkpoint{hint}")
+            shapes[name] = shape
         for name, file in files.items():
             if name not in shapes and not _unneeded(name, spec):
                 what = "is a bias, which the kernels do not add" if name.endswith(".bias") else "is none of this model"
@@ -105,13 +106,16 @@ def _layer(spec: ModelSpec, index: int) -> dict[str, dict[str, Shape]]:
     }
 
 
-def _shapes(spec: ModelSpec) -> dict[str, Shape]:
+def _shapes(spec: ModelSpec) -> Iterator[tuple[str, Shape]]:
+    """Name and shape of one tensor after the other: a config.json may claim more layers than could be listed."""
     table = (spec.vocab, spec.hidden)
-    shapes: dict[str, Shape] = {_EMBEDDING: table, _NORM: (spec.hidden,)}
+    yield _EMBEDDING, table
+    yield _NORM, (spec.hidden,)
     for index in range(spec.layers):
         for parts in _layer(spec, index).values():
-            shapes |= parts
-    return shapes if spec.tied_embeddings else {**shapes, _HEAD: table}
+            yield from parts.items()
+    if not spec.tied_embeddings:
+        yield _HEAD, table
 
 
 def _unneeded(name: str, spec: ModelSpec) -> bool:

@@ -57,6 +57,11 @@ def test_a_process_that_is_handed_an_arena_has_all_of_its_pages() -> None:
     assert process.exitcode == 0
 
 
+def test_more_than_there_is_room_for() -> None:
+    with pytest.raises(MemoryError, match=r"^1152921504\.6 GB of shared memory cannot be had: "):
+        Arena(1 << 60)
+
+
 def test_an_arena_lays_tensors_apart_and_copies_each_once() -> None:
     arena = Arena(4 * ALIGNMENT)
     first, second = arena.empty((3,), torch.float32), arena.empty((1,), torch.int64)

@@ -146,6 +146,12 @@ def test_windows_that_no_sequence_outgrows_are_taken(tmp_path: Path) -> None:
     open_model(str(folder_of(tmp_path, model_type="llama", sliding_window=32)), seed=0)
 
 
+def test_more_layers_than_could_be_listed(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, num_hidden_layers=1 << 50)
+    with pytest.raises(ValueError, match=r"lack tensor model\.layers\.2\."):
+        open_model(str(folder), seed=0)
+
+
 def put(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], object]:
     return lambda state: state.update({name: tensor})
 

@@ -252,6 +252,18 @@ def test_what_does_not_fit_is_said_before_anything_starts(twin: Twin) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.parametrize("error", [RuntimeError("can't\n allocate memory"), MemoryError("can't allocate memory")])
+def test_a_limit_that_the_machines_account_does_not_know(
+    twin: Twin, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def short(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(CpuLanes, "_start", short)
+    with pytest.raises(ValueError, match=r"^twin cannot be laid out: can't allocate memory; take fewer --slots"):
+        lanes_of(twin.prepared("chunked", ROWS[:1]))
+
+
 def test_more_cores_than_there_are_is_one_line(twin: Twin) -> None:
     model = open_model(str(twin.folder / "twin"), 0)
     message = (

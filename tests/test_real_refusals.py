@@ -17,6 +17,7 @@ from profiler.fitting import fit_device
 from profiler.profile import Profile
 from profiler.profile import Provenance as Measured
 from real.layout import Layout, read_facts
+from real.plan import Plan
 from tests.toys import cpu_profile, trace_of
 from tests.validations import (
     CORES,
@@ -150,6 +151,12 @@ def test_what_cannot_be_is_one_line_and_status_2(
     assert run([*command, "--policy", policy.replace("FILES", str(odd)), *more]) == 2
     assert_one_line(capsys.readouterr().err, message)
     assert not list(tmp_path.glob("out/runs/*"))
+
+
+def test_rates_that_would_share_a_folder() -> None:
+    plan = {"device": "cpu", "model": "tiny", "trace": "t.csv", "policies": [{"name": "chunked"}]}
+    with pytest.raises(ValueError, match="rate 2 is named twice"):
+        Plan.model_validate({**plan, "rates": [2.0, 3.0, 2 + 1e-14]})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -142,6 +143,20 @@ def test_what_had_finished_is_kept(twin: Twin, tmp_path: Path, how: str, label: 
     assert (len(part.steps) > 0) == (how != "at once")
     np.testing.assert_array_equal(part.steps.end_s, whole.steps.end_s[: len(part.steps)])
     assert len(load_launches(run / "launches.parquet")) == len(part.steps)
+
+
+@pytest.mark.parametrize("least", [100, 4000])
+def test_a_full_disk_is_told_by_its_file(twin: Twin, tmp_path: Path, least: int) -> None:
+    """In the first line of a recording, and in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (least, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            served(twin.prepared("chunked", ROWS), tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(error.value.filename).startswith(str(tmp_path))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_policy_that_fails_keeps_what_had_finished(twin: Twin, tmp_path: Path) -> None:
