@@ -6,6 +6,7 @@ for SIGTERM.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -35,6 +36,8 @@ from cli import (
 
 INTERRUPTED = 130
 TERMINATED = 143
+SCARCE = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+"""What memory, processes and pipes fail by, which have no file."""
 
 app = typer.Typer(
     name="bulletsim",
@@ -80,6 +83,10 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if not _flushed() or isinstance(error, BrokenPipeError):
             return 2
+        if error.filename is None and error.errno in SCARCE:
+            return _refuse(
+                f"{error.strerror}: a limit of this process or machine; raise it (ulimit -a), or ask for less"
+            )
         # Files that are written are named; what has no name is a stream.
         return _refuse(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -150,6 +151,17 @@ def test_short_memory_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatc
     monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
     assert run(OPTIONS) == 2
     assert capsys.readouterr().err.startswith("error: memory is short (Unable to allocate 74.5 GiB); serve fewer")
+
+
+def test_what_the_system_has_no_more_of_is_no_stream(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
+    assert run(OPTIONS) == 2
+    assert capsys.readouterr().err.startswith("error: Too many open files: a limit of this process or machine; raise")
 
 
 def test_no_slo_is_said(capsys: pytest.CaptureFixture[str]) -> None:
