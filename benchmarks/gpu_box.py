@@ -8,6 +8,8 @@ there is one however this ends.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -23,6 +25,9 @@ from types import FrameType
 from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent has died."""
+
 PATIENCE_S = 15.0
 """What a process that was told to end may take to keep what it has."""
 
@@ -151,8 +156,8 @@ def add_options(parser: argparse.ArgumentParser, limit_s: float) -> None:
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Ends with one line for options that cannot be."""
-    if not options.limit_s > 0:
-        parser.error(f"--limit-s is {options.limit_s:g}; it must be above 0 seconds")
+    if not 0 < options.limit_s < math.inf:
+        parser.error(f"--limit-s is {options.limit_s:g}; it must be above 0 seconds, and finite")
     if options.wheels and not list(options.wheels.glob("*.whl")):
         parser.error(f"--wheels {options.wheels} holds no wheel")
     if ".tar" not in options.out.suffixes:
@@ -230,7 +235,9 @@ def _ended(
     command: list[str], environment: Mapping[str, str], limits: Limits, out: IO[str], log: IO[str]
 ) -> int | None:
     """The exit status of a command; None where it was told to end, all its limits after each other over."""
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=log, process_group=0)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=out, stderr=log, process_group=0, preexec_fn=_bound
+    )
     try:
         for limit_s in limits:
             with suppress(subprocess.TimeoutExpired):
@@ -238,6 +245,11 @@ def _ended(
         return None
     finally:
         _end(process)
+
+
+def _bound() -> None:
+    """In a stage's process, before its program: it is told to end when this one dies, killed before it could tell."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

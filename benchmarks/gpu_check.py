@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
@@ -117,9 +118,10 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     for name in ("requests", "shrink", "slots"):
         value = getattr(options, name)
         setattr(options, name, getattr(sizes, name) if value is None else value)
-    for name, values in (("rate", options.rate or ()), ("until", [options.until] if options.until else ())):
-        if any(not value > 0 for value in values):
-            parser.error(f"--{name} is {min(values):g}; it must be above 0")
+    for name, values in (("rate", options.rate or ()), ("until", () if options.until is None else [options.until])):
+        for value in values:
+            if not 0 < value < math.inf:
+                parser.error(f"--{name} is {value:g}; it must be above 0, and finite")
     for name in ("requests", "shrink", "slots", "repeats"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; it must be 1 or more")
