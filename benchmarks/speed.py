@@ -242,12 +242,17 @@ def show(about: dict[str, Any], speeds: Sequence[Speed], walls: dict[str, list[f
     table("Required", ("what", "asked", "found", "met"), rows)
 
 
-def in_environment(environment: Path, arguments: Sequence[str]) -> int:
-    """Runs a copy of this script by the Python of an environment; its exit status."""
+def in_environment(environment: Path, script: str, arguments: Sequence[str]) -> int:
+    """Runs a copy of a script of this folder by the Python of an environment; its exit status.
+
+    Raises ValueError where the environment has none.
+    """
+    if not (environment / "bin" / "python").exists():
+        raise ValueError(f"--compiled {environment}: no bin/python in there; make fast makes .venv-fast")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "benchmarks"
         shutil.copytree(ROOT / "benchmarks", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        command = [environment.absolute() / "bin" / "python", copy / "speed.py", *arguments]
+        command = [environment.absolute() / "bin" / "python", copy / script, *arguments]
         return subprocess.run(command, check=False).returncode
 
 
@@ -262,10 +267,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.repeats < 1:
         parser.error("--repeats must be 1 or more")
     if given.compiled is not None:
-        if not (given.compiled / "bin" / "python").exists():
-            parser.error(f"--compiled {given.compiled}: no bin/python in there; make fast makes .venv-fast")
         shown = ["--json"] if given.json else []
-        return in_environment(given.compiled, [str(given.folder.absolute()), f"--repeats={given.repeats}", *shown])
+        rest = [str(given.folder.absolute()), f"--repeats={given.repeats}", *shown]
+        try:
+            return in_environment(given.compiled, "speed.py", rest)
+        except ValueError as error:
+            parser.error(str(error))
     about = machine()
     speeds = []
     if (given.folder / TRACES[TRACE][0]).is_file():

@@ -5,19 +5,16 @@ Functions of a policy's settings and a view, so that they can be compiled where 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from policies.admission import Relief
-from policies.api import Decision, LaneView, RequestProgress, Step, View
+from policies.api import Chunk, Decision, LaneView, RequestProgress, Step, View
 from policies.bulletplan import PlanSettings, PrefillPlan, plan_prefill
 from policies.bulletsplit import DecodeClock, SplitSettings, State, first_state, split
-from policies.twolanes import DECODE, PREFILL, room, whole_steps
+from policies.phases import DECODE, PREFILL, room, whole_steps
 
-new = tuple.__new__
+new: Final = tuple.__new__
 """For what each decision makes: their own constructors take three times as long."""
-
-PLAIN = Step(PREFILL, 1)[4:]
-"""What else there is to a step that prefills."""
 
 
 class Settings(PlanSettings, SplitSettings, Protocol):
@@ -37,7 +34,12 @@ class Settings(PlanSettings, SplitSettings, Protocol):
 
 def decode_step(sms: int, victims: tuple[RequestProgress, ...], again: bool = False) -> Step:
     """A step of all that decode."""
-    return new(Step, (DECODE, sms, (), None, True, victims, None, again, *PLAIN[4:]))
+    return new(Step, (DECODE, sms, (), None, True, victims, None, again, None, False, False))
+
+
+def prefill_step(sms: int, chunks: tuple[Chunk, ...], layers: int) -> Step:
+    """A step of so many layers of a batch."""
+    return new(Step, (PREFILL, sms, chunks, layers, False, (), None, False, None, False, False))
 
 
 def decide(settings: Settings, view: View) -> Decision:
@@ -77,15 +79,17 @@ def _next_group(settings: Settings, view: View, prefill: LaneView, decode: LaneV
     """
     layers = min(settings.layers_per_step, view.latency.model.layers - prefill.layers_done)
     sms = max(before.prefill_sms, view.sms - decode.sms) if decode.busy else view.sms
-    return new(Step, (PREFILL, sms, prefill.batch, layers, *PLAIN))
+    return prefill_step(sms, prefill.batch, layers)
 
 
 def _share(settings: Settings, view: View, plan: PrefillPlan, relief: Relief, before: State) -> Decision:
     """Steps for the idle lanes while there is something to prefill."""
     prefill, decode = view.lanes[PREFILL], view.lanes[DECODE]
     if not relief.decodes:
-        steps = () if prefill.busy else (Step(PREFILL, view.sms, plan.chunks, plan.layers),)
-        return Decision(steps, before._replace(prefill_sms=view.sms))
+        alone: tuple[Step, ...] = ()
+        if not prefill.busy:
+            alone = (prefill_step(view.sms, plan.chunks, plan.layers),)
+        return new(Decision, (alone, before._replace(prefill_sms=view.sms)))
     clock, slack_s = DecodeClock(view, plan, before.alphas.decode), view.decode_slack_s(settings.percentile)
     if not settings.partition or view.sms == 1:
         state = before.split(view.sms, view.sms)
@@ -98,14 +102,14 @@ def _share(settings: Settings, view: View, plan: PrefillPlan, relief: Relief, be
     if decode.busy:
         # As in a next group: what the step in flight leaves, or this phase's part.
         sms = max(state.prefill_sms, view.sms - decode.sms)
-        return new(Decision, ((new(Step, (PREFILL, sms, plan.chunks, plan.layers, *PLAIN)),), state))
-    steps = ()
+        return new(Decision, ((prefill_step(sms, plan.chunks, plan.layers),), state))
+    steps: tuple[Step, ...] = ()
     if not _may_pause(settings, view, plan, clock.on(state.decode_sms), slack_s):
         sms = _decode_sms(view, plan, state.decode_sms, clock) if settings.move_sms else state.decode_sms
         steps = (decode_step(sms, relief.victims),)
     if not prefill.busy:
         sms = state.prefill_sms if steps else view.sms
-        steps = (*steps, new(Step, (PREFILL, sms, plan.chunks, plan.layers, *PLAIN)))
+        steps = (*steps, prefill_step(sms, plan.chunks, plan.layers))
     return new(Decision, (steps, state))
 
 

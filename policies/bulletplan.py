@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, LaneView, RequestProgress, View
@@ -12,7 +12,7 @@ from policies.forecast import TtftForecast, forecast_queue, on_time_first, prefi
 from profiler.latency import PrefillGroups, prefill_groups, prefill_passes
 from profiler.work import Work
 
-new = tuple.__new__
+new: Final = tuple.__new__
 """For what each decision makes: their own constructors take three times as long."""
 
 
@@ -73,7 +73,7 @@ class PrefillPlan(NamedTuple):
 
     def pending(self, view: View) -> TtftForecast:
         """TTFTs of the requests ahead; one being recomputed has its first token and is left out."""
-        now, limit_s = view.now_s, view.slo.ttft_limit_s
+        now, (floor_s, base_s, token_s) = view.now_s, view.slo.ttft_line
         if self.next is None:
             ahead = [(chunk.request, self.left_s) for chunk in self.chunks]
         else:
@@ -81,7 +81,7 @@ class PrefillPlan(NamedTuple):
         return TtftForecast(
             tuple(
                 [
-                    (now - request.arrival_s, seconds, limit_s(request.prompt_tokens))
+                    (now - request.arrival_s, seconds, max(floor_s, base_s + token_s * request.prompt_tokens))
                     for request, seconds in ahead
                     if request.first_token_s is None
                 ]
@@ -117,7 +117,8 @@ def plan_prefill(
 ) -> PrefillPlan | None:
     """The plan by ``sms`` SMs for prefill; None where there is nothing to prefill that fits."""
     layers = view.latency.model.layers
-    chunks, batch, waiting = lane.batch, None, view.waiting
+    chunks, waiting = lane.batch, view.waiting
+    batch: NextBatch | None = None
     if chunks:
         layers -= lane.layers_done
         follows = starved = False

@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from policies.api import Outcome, View
 from policies.bulletplan import PrefillPlan
 from policies.forecast import TtftForecast, fewest, within
+from policies.phases import whole_steps
 from policies.recalibration import UNCORRECTED, Alphas
-from policies.twolanes import whole_steps
 from profiler.latency import decode_beside
 
 USEFUL = 1.02

@@ -19,8 +19,9 @@ from typing import ClassVar, NamedTuple
 from policies.admission import fill, relieve
 from policies.api import Chunk, Decision, Router, Step, View
 from policies.forecast import prefill_shape
+from policies.phases import DECODE, PREFILL, next_decode, whole_steps
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, whole_steps
+from policies.twolanes import TwoLanes
 from profiler.work import Work
 
 NOTHING = Decision()

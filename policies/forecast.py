@@ -160,8 +160,8 @@ def shortest_first(
     places = sorted(range(len(queue)), key=lambda place: shapes[place][0])
     if places == list(range(len(queue))):
         return QueueForecast(queue, ends_s, batch)
-    now, limit_s = view.now_s, view.slo.ttft_limit_s
-    due_s = [request.arrival_s + limit_s(request.prompt_tokens) for request in queue]
+    now, (floor_s, base_s, token_s) = view.now_s, view.slo.ttft_line
+    due_s = [request.arrival_s + max(floor_s, base_s + token_s * request.prompt_tokens) for request in queue]
     sorted_ends_s, sorted_batch = _batches(passes, [shapes[place] for place in places], fill, alpha)
     for place, end_s in zip(places, sorted_ends_s, strict=True):
         if now + ends_s[place] <= due_s[place] < now + end_s:

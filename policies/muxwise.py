@@ -29,8 +29,9 @@ import numpy as np
 from policies.admission import Relief, blocks_to_begin, fill
 from policies.api import Chunk, Decision, RequestProgress, Router, Step, View
 from policies.forecast import prefill_shape
+from policies.phases import DECODE, PREFILL, next_decode, room, split_steps
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, room, split_steps
+from policies.twolanes import TwoLanes
 from profiler.latency import LatencyModel
 from profiler.work import Work
 

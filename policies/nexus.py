@@ -22,8 +22,9 @@ from typing import ClassVar, NamedTuple
 from policies.admission import Relief, fill
 from policies.api import Chunk, Decision, RequestProgress, Router, Step, View
 from policies.forecast import prefill_shape
+from policies.phases import DECODE, PREFILL, next_decode, room, split_steps
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, next_decode, room, split_steps
+from policies.twolanes import TwoLanes
 from profiler.work import Work
 
 

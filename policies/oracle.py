@@ -31,9 +31,10 @@ import numpy as np
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, Decision, LaneView, RequestProgress, Router, Step, TrueView
 from policies.forecast import most_on_time, prefill_shape
+from policies.phases import DECODE, PREFILL, room, split_steps
 from policies.rollout import Decodes, Floats, PromptBatch, Rollout
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, room, split_steps
+from policies.twolanes import TwoLanes
 from profiler.work import Work
 
 REFERENCE = Work(prefill=((4096, 0),))

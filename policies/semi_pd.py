@@ -18,9 +18,10 @@ from typing import ClassVar, NamedTuple
 
 from policies.api import Decision, Outcome, Router, View
 from policies.forecast import percentile
+from policies.phases import split_steps
 from policies.routing import LeastLoaded
 from policies.static_split import StaticSplit
-from policies.twolanes import TwoLanes, split_steps
+from policies.twolanes import TwoLanes
 
 
 class Window(NamedTuple):

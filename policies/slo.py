@@ -28,10 +28,15 @@ class SLO:
 
     def ttft_limit_s(self, prompt_tokens: int) -> float:
         """The TTFT limit for a prompt of this length; infinity where there is none."""
+        floor_s, base_s, token_s = self.ttft_line
+        return max(floor_s, base_s + token_s * prompt_tokens)
+
+    @property
+    def ttft_line(self) -> tuple[float, float, float]:
+        """(at least, without tokens, for each token) of the TTFT limit, for who asks for many prompts."""
         if not self.limits_ttft:
-            return float("inf")
-        limit = (self.ttft_s or 0.0) + (self.ttft_per_token_s or 0.0) * prompt_tokens
-        return max(self.ttft_floor_s, limit)
+            return float("inf"), 0.0, 0.0
+        return self.ttft_floor_s, self.ttft_s or 0.0, self.ttft_per_token_s or 0.0
 
     @property
     def limits_ttft(self) -> bool:

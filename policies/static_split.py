@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from policies.admission import Relief, fill
 from policies.api import Chunk, Decision, Router, Step, View
+from policies.phases import DECODE, PREFILL, room, split_steps
 from policies.routing import LeastLoaded
-from policies.twolanes import DECODE, PREFILL, TwoLanes, room, split_steps
+from policies.twolanes import TwoLanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from policies.api import Decision, Router, Step, View
+from policies.phases import DECODE, PREFILL
 from policies.routing import LeastLoaded
 from policies.static_split import due
-from policies.twolanes import DECODE, PREFILL, TwoLanes
+from policies.twolanes import TwoLanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

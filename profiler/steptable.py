@@ -220,7 +220,7 @@ class StepTable:
         requests = work.decode_requests
         if not work.decode_context_tokens >= requests > 0:
             raise _bad(work)
-        pieces, layer, embedding, last = self.decode_pass(requests, sms)
+        pieces, layer, embedding, last = self._pass_parts(requests, sms)
         count = self.model_layers
         once_s, once_dram_s = embedding.seconds, embedding.dram_seconds
         return Pieces(
@@ -262,11 +262,15 @@ class StepTable:
         return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
     def _add_pass(self, requests: int, sms: int) -> DecodePass:
+        return put(self._passes[sms], requests, DecodePass(*self._pass_parts(requests, sms)))
+
+    def _pass_parts(self, requests: int, sms: int) -> tuple[Pieces, Times, Times, Times]:
+        """Attention, a layer without it, the embedding and the head of a pass that only decodes."""
         pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
         layer = self._layers.layers[sms].get(requests) or self._layers.add_layer(requests, sms)
         embedding = self._layers.embeddings[sms].get(requests) or self._layers.add_embedding(requests, sms)
         head = self._layers.heads[sms].get(requests) or self._layers.add_head(requests, sms)
-        return put(self._passes[sms], requests, DecodePass(pieces, layer, embedding, head))
+        return pieces, layer, embedding, head
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
         self._check_tokens(tokens, work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from profiler.kerneltime import KernelTime
 from profiler.latency import Source
@@ -12,7 +12,7 @@ SOURCES: tuple[Source, ...] = ("measured", "interpolated", "extrapolated", "roof
 
 CODES = {source: code for code, source in enumerate(SOURCES)}
 
-new = tuple.__new__
+new: Final = tuple.__new__
 """Of what is made for every estimate: their own constructors take three times as long."""
 
 

@@ -18,8 +18,8 @@ from policies.api import Observation
 from policies.bullet_eager import BulletEager
 from policies.bulletsplit import State
 from policies.forecast import TtftForecast, fewest, percentile
+from policies.phases import DECODE, PREFILL
 from policies.recalibration import UNCORRECTED, WEIGHT, Alphas
-from policies.twolanes import DECODE, PREFILL
 from profiler.constant import ConstantRateModel
 from profiler.latency import Estimate
 from profiler.work import Work

@@ -13,7 +13,8 @@ import pytest
 
 from policies import SLO, Chunk, Decision, MuxWise, Step
 from policies.muxwise import fitted
-from policies.twolanes import DECODE, PREFILL, TwoLanes
+from policies.phases import DECODE, PREFILL
+from policies.twolanes import TwoLanes
 from profiler import roofline
 from profiler.work import Work
 from real.serving import check_policy

@@ -11,7 +11,7 @@ import pytest
 
 from policies import SLO, Decision, Nexus
 from policies.nexus import Split
-from policies.twolanes import DECODE, PREFILL
+from policies.phases import DECODE, PREFILL
 from profiler.work import Work
 from tests.test_policies_bullet import LATENCY, FakeLane, FakeView, Held, decoding, held
 from tests.toys import serve, timeline

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from policies import SLO, Decision, Oracle
 from policies.forecast import most_on_time
+from policies.phases import DECODE, PREFILL
 from policies.rollout import Decodes, PromptBatch, Rollout
-from policies.twolanes import DECODE, PREFILL
 from profiler.work import Work
 from real.serving import check_policy
 from sim.config import PolicySettings, RunConfig

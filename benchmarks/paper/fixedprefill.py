@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from policies.api import Decision, View
 from policies.bullet import Bullet
-from policies.twolanes import PREFILL
+from policies.phases import PREFILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
