@@ -22,15 +22,25 @@ lint: $(VENV)/.installed-dev
 typecheck: $(VENV)/.installed-dev
 	$(RUN)/mypy
 
-# The pictures that README and docs show; those of pages need Chromium.
-figures: demo
+# The pictures that README and docs show; those of pages need Chromium. The validation is of this machine's CPU.
+figures: demo $(VENV)/.installed-dev
 	$(RUN)/bulletsim simulate --trace workload:code --rate 5 --requests 120 --policy bullet --model Llama-3.1-8B \
 	    --device A100-80G --slo-ttft-per-token 0.0015 --slo-ttft-floor 3.072 --slo-tpot 0.2 --out out/timeline --force
 	$(RUN)/bulletsim plot timeline out/timeline --out out/timeline/timeline.png
 	$(RUN)/bulletsim plot prediction out/timeline --out out/timeline/prediction.png
-	cp out/demo/frontier.png out/demo/latency.png out/demo/knees.csv out/timeline/timeline.png \
-	    out/timeline/prediction.png docs/figures/
-	$(RUN)/python benchmarks/screenshots.py out/demo out/timeline
+	$(RUN)/bulletsim plot slo out/timeline --out out/timeline/slo.png
+	$(RUN)/bulletsim traces info workload:code --arrivals poisson:5 --picture out/timeline/trace.png > out/timeline/trace.txt
+	$(RUN)/bulletsim simulate --config out/timeline/config.json --policy chunked --out out/chunked --force
+	$(RUN)/bulletsim capacity --config out/timeline/config.json --requests 200 --seeds 3 --json > out/capacity.json
+	$(RUN)/bulletsim tune --config out/timeline/config.json --vary layers_per_step=1:16:log --vary batch_fill=0.1:0.9 \
+	    --rates 3:12 --out out/tuned
+	$(RUN)/bulletsim validate --device cpu --model tiny --trace workload:sharegpt --shrink 8 --requests 20 --quick \
+	    --policy bullet --policy chunked --rate 2 --slo-ttft 1 --slo-tpot 0.1 --out out/validation
+	cp out/demo/knees.csv docs/figures/
+	$(RUN)/python benchmarks/screenshots.py --page out/demo --page out/timeline --page out/timeline out/chunked \
+	    --page out/capacity.json --page out/tuned --page out/validation --figure out/demo/frontier.png \
+	    out/demo/latency.png out/timeline/timeline.png out/timeline/prediction.png out/timeline/slo.png \
+	    out/timeline/trace.png
 
 # The fitted models in the package, from kernel tables of the package aiconfigurator-core and, under TABLES, of a vLLM run.
 # On the RTX 4090 the run itself leaves no room for host time (docs/benchmarks.md).

@@ -20,7 +20,7 @@ def demo(
     """Compare chunked prefill, Bullet and disaggregation on two A100s."""
     from cli.backends import fanout
     from cli.knees import knee_tables
-    from cli.output import note, print_json
+    from cli.output import kept, note, print_json
     from cli.sweep import note_failures, run_cells
     from sim.plots.knees import verdict
     from sim.plots.series import panels
@@ -31,7 +31,8 @@ def demo(
         note_failures(done)
         raise typer.Exit(1)
     found = panels(done.rows)
-    files = _write(out, quiet=quiet or json)
+    with kept(out, quiet=quiet or json):
+        files = _write(out, quiet=quiet or json)
     sentences = [verdict(panel) for panel in found]
     if json:
         print_json({"verdicts": sentences, "files": [str(path) for path in files], "rows": list(done.rows)})

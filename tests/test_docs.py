@@ -32,10 +32,12 @@ import pytest
 import typer
 
 from cli.main import app
+from cli.plot import Kind as Plot
 from policies import POLICIES, ROUTERS, SLO, load
 from real.plan import Plan
 from sim.config import PolicySettings, RunConfig, read_json
 from sim.metrics import summarise
+from sim.report.sources import Kind as Page
 from sim.results import load_results
 from sim.rundir import write_run
 from sim.simulate import measure_together, prepare
@@ -56,6 +58,10 @@ LONGEST_S = 120
 LEFT_OUT = "..."
 OUTPUT_FOLLOWS = "```\n\n```text\n"
 REFRESH = "python -m tests.test_docs"
+
+PICTURE = re.compile(r"!\[[^]]+\]\(([^)]+\.png)\)")
+PLOTS = [kind for kind in Plot if kind is not Plot.trace]
+"""Those that are pictures."""
 
 FENCED = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -177,6 +183,19 @@ def test_links_lead_somewhere(document: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.*)$", prose(path.read_text(encoding="utf-8")), re.MULTILINE)
             assert anchor in map(slug, headings), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", [*PLOTS, *(f"report-{kind}" for kind in Page)])
+def test_every_kind_of_figure_and_of_page_has_its_picture(name: str) -> None:
+    shown = [target for document in DOCUMENTS for target in PICTURE.findall(document.read_text(encoding="utf-8"))]
+    assert any(target.endswith(f"figures/{name}.png") for target in shown)
+
+
+def test_pictures_are_small_and_shown() -> None:
+    shown = {target.rpartition("figures/")[2] for one in DOCUMENTS for target in PICTURE.findall(one.read_text())}
+    for picture in (ROOT / "docs" / "figures").rglob("*.png"):
+        assert picture.stat().st_size < 150_000, picture
+        assert picture.relative_to(ROOT / "docs" / "figures").as_posix() in shown
 
 
 def slug(heading: str) -> str:
