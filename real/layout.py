@@ -68,8 +68,8 @@ class Layout:
             served = any(self.out.glob("runs/*/real-*"))
             measured = MEASURED if any(self.out.glob("profile.*")) else ()
             for name in [name for name in Plan.model_fields if name not in GROWS] if served else measured:
-                mine, theirs = getattr(plan, name), getattr(known, name)
-                if mine != theirs:
+                if getattr(plan, name) != getattr(known, name):
+                    mine, theirs = (one.model_dump(exclude_none=True).get(name) for one in (plan, known))
                     raise ValueError(
                         f"{self.out} holds a validation whose {name} is {theirs!r}, and {mine!r} is asked for; give "
                         f"the same, or another --out"
@@ -172,8 +172,15 @@ def read_facts(run: Path) -> Facts:
 
 
 def _read(run: Path, what: type[Said]) -> Said:
-    try:
+    with served_again(run):
         return checked(what, read_json(run / FACTS), str(run / FACTS))
+
+
+@contextmanager
+def served_again(run: Path) -> Iterator[None]:
+    """Adds to what is wrong with the files of a real run what to do about it."""
+    try:
+        yield
     except ValueError as error:
         raise ValueError(f"{error}; remove {run}, and the same command serves it again") from None
 

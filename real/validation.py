@@ -22,11 +22,11 @@ from typing import Any
 
 import policies
 from real.calibrating import Calibrated, calibrated, known
-from real.comparison import FACTS, Cell, load_side
+from real.comparison import FACTS, Cell, Side, load_side
 from real.configs import Setting, contestant, default_slots
 from real.hosttime import OutsideTime
 from real.lanes import Lanes
-from real.layout import SIMULATED, Layout, finished, read_facts
+from real.layout import SIMULATED, Layout, finished, read_facts, served_again
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
 from real.pace import KINDS, Pace, paced
@@ -217,7 +217,7 @@ class Validation:
         return Cell(
             policy=who.label,
             rate=_mean_rate(self.trace) if rate is None else rate,
-            real=tuple(map(load_side, runs)),
+            real=tuple(map(_side, runs)),
             simulated=load_side(folder / SIMULATED),
             outside_s=host.by_kind(),
         )
@@ -252,6 +252,11 @@ class Validation:
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),
         }
+
+
+def _side(run: Path) -> Side:
+    with served_again(run):
+        return load_side(run)
 
 
 def _pace(found: Calibrated, lanes: Lanes, who: Contestant, layers: int) -> Pace | None:

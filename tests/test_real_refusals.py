@@ -16,6 +16,7 @@ from cli.main import run
 from profiler.fitting import fit_device
 from profiler.profile import Profile
 from profiler.profile import Provenance as Measured
+from real import validation
 from real.layout import Layout, read_facts
 from real.plan import Plan
 from tests.toys import cpu_profile, trace_of
@@ -213,3 +214,8 @@ def test_a_damaged_real_json_names_the_remedy(tmp_path: Path, text: str) -> None
     (tmp_path / "real.json").write_text(text)
     with pytest.raises(ValueError, match=f"real.json.*remove {tmp_path}, and the same command serves it again"):
         read_facts(tmp_path)
+
+
+def test_damaged_files_of_a_run_name_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"does not exist; remove {tmp_path}, and the same command serves it again"):
+        validation._side(tmp_path)

@@ -231,8 +231,11 @@ def test_a_validation_goes_on_where_it_stopped(whole: Path, tmp_path: Path, caps
     assert {name.rpartition("/")[0] for name in after.keys() - before.keys()} == {f"runs/{chunked.name}/real-2"}
     # Fewer policies and more repeats are the same validation; anything else is not.
     capsys.readouterr()
-    for changes, message in (({"seed": 1}, "whose seed is 0, and 1 is asked for"), ({"shrink": 2}, "whose shrink is")):
-        assert run([*options(whole, out, slo_ttft=1, slo_tpot="0.05", **changes), *policies()]) == 2
+    for changes, message in (
+        ({"seed": 1}, "whose seed is 0, and 1 is asked for"),
+        ({"slo_tpot": None}, "'tpot_s': 0.05}, and {'ttft_s': 1.0, 'ttft_floor_s': 0.0} is asked for"),
+    ):
+        assert run([*options(whole, out, **({"slo_ttft": 1, "slo_tpot": "0.05"} | changes)), *policies()]) == 2
         assert_one_line(capsys.readouterr().err, message)
     assert state_of(out) == after
 
