@@ -84,7 +84,8 @@ class Disaggregation:
             max_resident=self.max_resident,
             whole_prompts=True,
         )
-        return (Step(PREFILL, view.sms, prefill=chunks, stream=self.layerwise),) if chunks else ()
+        step = (PREFILL, view.sms, chunks, None, False, (), None, False, None, False, self.layerwise)
+        return (new(Step, step),) if chunks else ()
 
     def _decode(self, view: View) -> tuple[Step, ...]:
         relief = relieve(view)
@@ -103,7 +104,7 @@ class Disaggregation:
         streaming = [request for request in incoming if request.fetched_layers] if self.layerwise else []
         for request in streaming:
             if _prefilled(request):
-                return (Step(LINK, 0, transfer=request),)
+                return (_transfer(request),)
         waiting = next((request for request in incoming if not request.fetched_layers), None)
         if waiting is None or len(view.decoding) + len(streaming) >= self.max_resident:
             return ()
@@ -111,7 +112,11 @@ class Disaggregation:
         needed = blocks_for(waiting.prefill_tokens, view.block_tokens)
         if layers == 0 or needed + view.decode_block_demand > view.free_blocks:
             return ()
-        return (Step(LINK, 0, layers=layers, transfer=waiting),)
+        return (_transfer(waiting, layers),)
+
+
+def _transfer(request: RequestProgress, layers: int | None = None) -> Step:
+    return new(Step, (LINK, 0, (), layers, False, (), request, False, None, False, False))
 
 
 def _prefilled(request: RequestProgress) -> bool:

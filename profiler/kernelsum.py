@@ -156,7 +156,7 @@ class KernelSumModel:
                 base, a_token, source = segments[bisect_right(starts, context) - 1]
                 return new(Estimate, (base + context * a_token, source))
         if transferred:
-            return Estimate(self._transfer_s(work), "roofline")
+            return new(Estimate, (self._transfer_s(work), "roofline"))
         if not 0 < sms <= self.device.sms:
             raise bad_sms("sms", sms, self.device)
         if beside is None or beside.kv_transfer_tokens:

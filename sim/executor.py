@@ -99,13 +99,14 @@ class SimExecutor:
         peers.append(flight)
         for peer in peers[:-1]:
             self._rerate(peer)
-        if source is None and launch.predictor is self._latency:
+        known = launch.predictor is self._latency
+        if known:
             flight.duration_s = seconds = launch.predicted.seconds
             if launch.beside is None:
                 flight.alone_s = seconds
             else:
                 flight.beside, flight.beside_sms, flight.beside_s = launch.beside, launch.beside_sms, seconds
-        else:
+        if source is not None or not known:
             flight.duration_s = self._duration_s(flight)
         self._flying += 1
         self._set_end(flight, launch.start_s)
@@ -171,7 +172,9 @@ class SimExecutor:
     def _duration_s(self, flight: _Flight) -> float:
         launch = flight.launch
         if launch.source is not None:
-            return self._latency.estimate(launch.work, 1).seconds * len(flight.peers)
+            if flight.alone_s is None:
+                flight.alone_s = self._latency.estimate(launch.work, 1).seconds
+            return flight.alone_s * len(flight.peers)
         for peer in flight.peers:
             if peer is not flight:
                 return self._beside_s(flight, peer.launch)

@@ -154,7 +154,7 @@ class Instance:
             self._take(self.ledger.blocks_for(request.prefill_tokens), "a KV transfer")
         self.arriving[request.index] = self.incoming.pop(request.index)
         part = None if wanted == self.model_layers else wanted
-        return Work(kv_transfer_tokens=request.prefill_tokens, layers=part), request.instance
+        return new(Work, ((), 0, 0, part, True, request.prefill_tokens, None)), request.instance
 
     def turn_down(self, request: RequestState) -> None:
         """Drops what has come of a request that has ended elsewhere."""
