@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from real.comparison import FACTS
-from real.plan import Plan, rate_label
+from real.plan import Plan, policy_label, rate_label
 from real.serving import ANSWERS, recover
 from sim.config import checked, read_json
 from sim.rundir import replacing, write_json
@@ -53,10 +52,10 @@ class Layout:
 
     def cell(self, label: str, rate: float | None) -> Path:
         """The runs of a policy at a rate; None where the trace's own times were kept."""
-        return self.out / "runs" / f"{_plain(label)}-{'recorded' if rate is None else rate_label(rate)}"
+        return self.out / "runs" / f"{policy_label(label)}-{'recorded' if rate is None else rate_label(rate)}"
 
     def warm(self, label: str) -> Path:
-        return self.out / "warm" / _plain(label)
+        return self.out / "warm" / policy_label(label)
 
     def begin(self, plan: Plan) -> None:
         """Makes the directory, or goes on with one of the same plan. A latency model may lie there already.
@@ -188,8 +187,3 @@ def served_again(run: Path) -> Iterator[None]:
 def finished(run: Path) -> bool:
     """Whether a real run is there and came to its end."""
     return (run / FACTS).is_file() and _read(run, Ended).finished
-
-
-def _plain(label: str) -> str:
-    """A label as a file's name."""
-    return re.sub(r"[^\w.=,()-]+", "_", label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -19,6 +20,11 @@ BLOCK_TOKENS = 16
 def rate_label(rate: float) -> str:
     """A rate as the name of a cell has it."""
     return f"{rate:.12g}"
+
+
+def policy_label(shown: str) -> str:
+    """A policy's label as the name of a cell has it."""
+    return re.sub(r"[^\w.=,()-]+", "_", shown)
 
 
 class Plan(Settings):
@@ -58,6 +64,10 @@ class Plan(Settings):
             double = [value for place, value in enumerate(found) if value in found[:place]]
             if double:
                 raise ValueError(f"{what} {double[0]} is named twice; name each once")
+        folders = {policy_label(entry.shown): entry.shown for entry in self.policies}
+        for entry in self.policies:
+            if (other := folders[policy_label(entry.shown)]) != entry.shown:
+                raise ValueError(f"policies {entry.shown} and {other} would share a folder; rename the file of one")
         if self.profile is not None and self.latency is not None:
             raise ValueError("a profile and a latency model are both given; the model is fitted to a profile: give one")
         if self.rates and self.time_scale != 1:

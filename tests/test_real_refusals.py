@@ -154,10 +154,12 @@ def test_what_cannot_be_is_one_line_and_status_2(
     assert not list(tmp_path.glob("out/runs/*"))
 
 
-def test_rates_that_would_share_a_folder() -> None:
+def test_what_would_share_a_folder() -> None:
     plan = {"device": "cpu", "model": "tiny", "trace": "t.csv", "policies": [{"name": "chunked"}]}
     with pytest.raises(ValueError, match="rate 2 is named twice"):
         Plan.model_validate({**plan, "rates": [2.0, 3.0, 2 + 1e-14]})
+    with pytest.raises(ValueError, match=r"policies a/b\.py:C and a_b\.py:C would share a folder"):
+        Plan.model_validate({**plan, "policies": [{"name": "a/b.py:C"}, {"name": "a_b.py:C"}]})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
