@@ -52,8 +52,8 @@ FULL = {
     "code": Grid(rates_per_gpu=(2, 3, 4, 5, 6, 7, 8, 9), requests=2400),
 }
 QUICK = {
-    "sharegpt": Grid(rates_per_gpu=(16, 24, 30), requests=200),
-    "code": Grid(rates_per_gpu=(2, 4, 6), requests=150),
+    "sharegpt": Grid(rates_per_gpu=(16, 24, 30), requests=60),
+    "code": Grid(rates_per_gpu=(2, 4, 6), requests=60),
 }
 
 

@@ -160,9 +160,10 @@ def test_a_signal_ends_a_sweep_and_its_workers_in_one_line(
     assert (process.returncode, out, err) == (status, "", said)
 
 
-def test_demos_into_one_directory_do_not_meet(tmp_path: Path) -> None:
-    demo = [*COMMAND, "demo", "--quick", "--jobs", "1", "--quiet", "--out", str(tmp_path / "out")]
-    both = [subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+def test_sweeps_into_one_directory_do_not_meet(spec: str, tmp_path: Path) -> None:
+    Path(spec).write_text(SPEC.replace("requests: 8", "requests: 100").replace("[2, 4]", "[2, 4, 6, 8]"))
+    sweep = [*COMMAND, "sweep", spec, "--jobs", "1", "--quiet", "--out", str(tmp_path / "out")]
+    both = [subprocess.Popen(sweep, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     ended = [process.communicate(timeout=300) for process in both]
     assert ended[0][1] == ended[1][1] == b""
     assert [process.returncode for process in both] == [0, 0]
