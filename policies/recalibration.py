@@ -28,9 +28,11 @@ class Alphas(NamedTuple):
     def after(self, observed: Sequence[Observation]) -> Alphas:
         """With the steps that have finished since; the same where there is none."""
         prefill, decode, latest = self
-        fresh = []
+        last_s = None if latest is None else latest.measured_s
+        fresh: list[Observation] = []
         for seen in reversed(observed):
-            if seen == latest:
+            # A number first: most differ there already.
+            if seen[6] == last_s and seen == latest:
                 break
             fresh.append(seen)
         if not fresh:

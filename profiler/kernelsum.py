@@ -174,8 +174,8 @@ class KernelSumModel:
         """See :func:`profiler.latency.prefill_groups`."""
         groups = self._groups.get(chunks)
         if groups is None:
-            in_pass, at_end = (self.host_seconds(Work(chunks, layers=1, head=head)) for head in (False, True))
-            groups = LayerGroups(chunks, self._table, self.device, self._costs, in_pass, at_end)
+            host_s, end_host_s = self._prefill_host_s(len(chunks), False), self._prefill_host_s(len(chunks), True)
+            groups = LayerGroups(chunks, self._table, self.device, self._costs, host_s, end_host_s)
             put(self._groups, chunks, groups, RECENT_BATCHES)
         return groups
 
@@ -286,14 +286,17 @@ class KernelSumModel:
 
     def host_seconds(self, work: Work) -> float:
         """What the host adds to a launch."""
-        prefill, ends_pass = work.prefill, work.head or work.layers is None
-        seconds = self.launch_overhead_s + self.pass_overhead_s if ends_pass else self.launch_overhead_s
-        if prefill:
-            seconds += self.prefill_overhead_s
-            if ends_pass:
-                sequences = len(prefill) + work.decode_requests
-                seconds += self.prefill_pass_overhead_s + self.prefill_sequence_overhead_s * sequences
-        return seconds
+        ends_pass = work.head or work.layers is None
+        if work.prefill:
+            return self._prefill_host_s(len(work.prefill) + work.decode_requests, ends_pass)
+        return self.launch_overhead_s + self.pass_overhead_s if ends_pass else self.launch_overhead_s
+
+    def _prefill_host_s(self, sequences: int, ends_pass: bool) -> float:
+        """Of a launch that prefills."""
+        if not ends_pass:
+            return self.launch_overhead_s + self.prefill_overhead_s
+        of_pass_s = self.prefill_pass_overhead_s + self.prefill_sequence_overhead_s * sequences
+        return self.launch_overhead_s + self.pass_overhead_s + self.prefill_overhead_s + of_pass_s
 
     def dram_share(self, work: Work, sms: int) -> float:
         """Share of the DRAM's peak, the whole device's, that ``work`` draws alone on ``sms`` SMs, 0 to 1."""

@@ -121,16 +121,78 @@ class KernelClock:
         if len(kernel.chunks) < 2:
             return waves(kernel.blocks, sms) * kernel.block_flops / flops_of_one_sm
         # Blocks of several sequences fill each other's waves: bound by all work over all SMs, and by the longest.
-        spread = kernel.blocks * kernel.block_flops / sms
-        return max(spread, *(_alone(chunk, kernel.dims, sms) for chunk in kernel.chunks)) / flops_of_one_sm
+        issued = kernel.blocks * kernel.block_flops / sms
+        for chunk in kernel.chunks:
+            blocks, flops = _blocks_of(chunk, kernel.dims)
+            issued = max(issued, waves(blocks, sms) * flops)
+        return issued / flops_of_one_sm
 
 
-def _alone(chunk: tuple[int, int], dims: tuple[int, ...], sms: int) -> float:
-    """FLOPs that the busiest SM issues for one sequence of prefill attention."""
+def _blocks_of(chunk: tuple[int, int], dims: tuple[int, ...]) -> tuple[int, float]:
+    """Blocks of one sequence of prefill attention, and FLOPs that one issues: half a whole number, so never rounded."""
     new, cached = chunk
     heads, _, head_dim, _ = dims
     rows, row_blocks = attention_rows(new)
-    return waves(heads * row_blocks, sms) * 4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2)
+    return heads * row_blocks, 4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2)
+
+
+class AttentionTimer:
+    """A prefill attention with one alpha on one share after another: ``KernelClock.timed``, operation for operation,
+    with what is the same on every share looked up once."""
+
+    __slots__ = (
+        "_alpha",
+        "_bandwidth",
+        "_block_flops",
+        "_blocks",
+        "_floor",
+        "_flops",
+        "_in_waves",
+        "_measured_sms",
+        "_moved",
+        "_rate",
+        "_sequences",
+        "_source",
+    )
+
+    def __init__(self, clock: KernelClock, kernel: Kernel, alpha: float, source: Source) -> None:
+        device = clock.device
+        self._alpha = alpha
+        self._source: Source = source
+        self._bandwidth = clock.bandwidth
+        self._floor = clock.floors.get(kernel.op, 0.0)
+        self._rate = clock.flops[kernel.kind, kernel.dtype] / device.sms
+        self._measured_sms = (clock.shares.get(kernel.op) or (device.sms,))[-1]
+        self._moved = kernel.dram_bytes
+        self._flops = kernel.flops
+        self._in_waves = device.tiled and kernel.blocks is not None
+        self._blocks = kernel.blocks or 0
+        self._block_flops = kernel.block_flops
+        chunks = kernel.chunks
+        self._sequences = [_blocks_of(chunk, kernel.dims) for chunk in chunks] if len(chunks) > 1 else []
+
+    def on(self, sms: int) -> tuple[float, bool, Source]:
+        """(seconds, whether DRAM bounds them, what they rest on)."""
+        source = self._source
+        if sms != self._measured_sms and source != "roofline":
+            source = "extrapolated"
+        moving = self._moved / self._bandwidth[sms]
+        computing = self._computing(sms)
+        if computing > moving:
+            return (self._floor + computing) * self._alpha, False, source
+        return (self._floor + moving) * self._alpha, True, source
+
+    def _computing(self, sms: int) -> float:
+        if not self._in_waves:
+            return self._flops / (self._rate * sms)
+        if not self._sequences:
+            return waves(self._blocks, sms) * self._block_flops / self._rate
+        issued = self._blocks * self._block_flops / sms
+        for blocks, flops in self._sequences:
+            alone = waves(blocks, sms) * flops
+            if alone > issued:
+                issued = alone
+        return issued / self._rate
 
 
 def sharp_bandwidth(device: DeviceSpec, efficiency: float = 1.0) -> tuple[float, ...]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from profiler.kernels import Chunks
 from profiler.latency import Estimate
 from profiler.prefillbatch import PrefillBatch
 from profiler.specs import DeviceSpec
 from profiler.steptable import StepTable
 from profiler.work import Work, bad_layers, bad_sms
+
+new: Final = tuple.__new__
 
 Costs = list[tuple[float, float, float]]
 """What layers take beyond their kernels by SMs, as ``LayerCosts.by_sms`` has it."""
@@ -40,8 +44,8 @@ class LayerGroups:
         host_s: float,
         end_host_s: float,
     ) -> None:
-        self._batch: PrefillBatch = table.batch(Work(chunks))
         self._chunks = chunks
+        self._batch: PrefillBatch = table.batch(self._work(1, False))
         self._table = table
         self._device = device
         self._costs = costs
@@ -80,10 +84,10 @@ class LayerGroups:
         if self._costs is not None:
             layer_s, factor, _ = self._costs[sms]
             seconds = factor * seconds + layer_s * layers
-        return Estimate(seconds + (self._end_host_s if ends else self._host_s), source)
+        return new(Estimate, (seconds + (self._end_host_s if ends else self._host_s), source))
 
     def _work(self, layers: int, ends: bool) -> Work:
-        return Work(self._chunks, layers=layers, head=ends)
+        return new(Work, (self._chunks, 0, 0, layers, ends, 0, None))
 
 
 class GroupDraw:

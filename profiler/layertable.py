@@ -149,6 +149,21 @@ class LayerTable:
         embedding = Cost(of_one[0] + more * (of_two[0] - of_one[0]), of_one[1] + more * (of_two[1] - of_one[1]))
         return put(self.costs, tokens, (layer, embedding))
 
+    def line(self, tokens: int) -> tuple[Sums, Sums, float] | None:
+        """The prepared sums of a layer at the knots around so many tokens, and how far from the first these are.
+
+        None where they were not made beforehand.
+        """
+        knots, known = self._knots, self._prepared.layers
+        place = bisect_right(knots, tokens)
+        if not 0 < place < len(knots):
+            return None
+        low, high = knots[place - 1], knots[place]
+        one, two = known.get(low), known.get(high)
+        if one is None or two is None:
+            return None
+        return one, two, (tokens - low) / (high - low)
+
     def prepared_layers(self) -> list[tuple[int, list[float]]]:
         """(tokens, seconds of a layer by SMs) at the knots that were prepared, ascending."""
         return [(tokens, sums.seconds) for tokens, sums in self._prepared.layers.items()]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from profiler.kernels import Kernel
-from profiler.kerneltime import KernelClock
+from profiler.kerneltime import AttentionTimer, KernelClock
 from profiler.latency import Source
-from profiler.layertable import Cost, LayerTable, cost_of
-from profiler.times import Times
+from profiler.layertable import Cost, LayerTable
 
 
 class PrefillBatch:
@@ -15,7 +14,19 @@ class PrefillBatch:
     attention: its attention kernel, with the ``alphas`` and ``source`` that measurements give it.
     """
 
-    __slots__ = ("_alphas", "_attention", "_clock", "_in_layer", "_layers", "_rows", "_source", "_tokens")
+    __slots__ = (
+        "_alphas",
+        "_attention",
+        "_clock",
+        "_in_layer",
+        "_layers",
+        "_line",
+        "_rows",
+        "_source",
+        "_timer",
+        "_tokens",
+        "attention_cost",
+    )
 
     def __init__(
         self, attention: Kernel, alphas: tuple[float, ...], source: Source, clock: KernelClock, layers: LayerTable
@@ -27,17 +38,10 @@ class PrefillBatch:
         self._layers = layers
         self._rows = len(attention.chunks)
         self._tokens = sum([new for new, _ in attention.chunks])
+        self._line = layers.line(self._tokens)
+        self._timer = AttentionTimer(clock, attention, alphas[0], source) if len(alphas) == 1 else None
         self._in_layer: dict[int, tuple[float, float, Source]] = {}
-
-    @property
-    def attention_cost(self) -> Cost:
-        """Of one layer's attention."""
-        return cost_of([self._attention])
-
-    def attention(self, sms: int) -> Times:
-        """One layer's attention."""
-        _, seconds, bound, source = self._clock.timed(self._attention, sms, self._alphas, self._source)
-        return Times(seconds, seconds if bound == "dram" else 0.0, source)
+        self.attention_cost = Cost(attention.flops, attention.dram_bytes)
 
     def launch(self, layers: int, ends: bool, sms: int) -> tuple[float, float, Source]:
         """As ``StepTable.launch`` of so many layers; ``ends`` for a launch with the embedding and the head."""
@@ -52,7 +56,23 @@ class PrefillBatch:
         head = table.heads[sms].get(rows) or table.add_head(rows, sms)
         return layers * seconds + embedding[0] + head[0], layers * dram + embedding[1] + head[1], source
 
+    def _timed(self, sms: int) -> tuple[float, bool, Source]:
+        if self._timer is not None:
+            return self._timer.on(sms)
+        _, seconds, bound, source = self._clock.timed(self._attention, sms, self._alphas, self._source)
+        return seconds, bound == "dram", source
+
     def _layer(self, sms: int) -> tuple[float, float, Source]:
-        seconds, dram, source, _ = self.attention(sms)
-        rest = self._layers.layers[sms].get(self._tokens) or self._layers.add_layer(self._tokens, sms)
-        return seconds + rest[0], dram + rest[1], rest[2] if rest[0] >= seconds else source
+        """One layer, attention first."""
+        seconds, in_dram, source = self._timed(sms)
+        dram = seconds if in_dram else 0.0
+        if self._line is None:
+            rest = self._layers.layers[sms].get(self._tokens) or self._layers.add_layer(self._tokens, sms)
+            rest_s, rest_dram, rest_source = rest[0], rest[1], rest[2]
+        else:
+            # As between_sums, written out: a batch is new on most shares that are asked for.
+            (low_s, low_dram, sources, _), (high_s, high_dram, _, _), share = self._line
+            rest_s = low_s[sms] + share * (high_s[sms] - low_s[sms])
+            rest_dram = low_dram[sms] + share * (high_dram[sms] - low_dram[sms])
+            rest_source = sources[sms]
+        return seconds + rest_s, dram + rest_dram, rest_source if rest_s >= seconds else source

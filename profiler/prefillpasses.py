@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from profiler.kernels import Chunks
 from profiler.tables import put
 from profiler.work import Work
+
+new: Final = tuple.__new__
 
 if TYPE_CHECKING:
     from profiler.kernelsum import KernelSumModel
@@ -41,9 +43,10 @@ class KernelSumPasses:
 
     def of(self, chunks: Chunks) -> tuple[float, float]:
         """See :class:`profiler.latency.PrefillPasses`."""
-        return self._known.get(chunks) or put(self._known, chunks, self._of(Work(chunks)))
+        return self._known.get(chunks) or put(self._known, chunks, self._of(chunks))
 
-    def _of(self, work: Work) -> tuple[float, float]:
+    def _of(self, chunks: Chunks) -> tuple[float, float]:
+        work: Work = new(Work, (chunks, 0, 0, None, True, 0, None))
         return self._model.estimate(work, self._sms)[0], self._table.cost(work)[0]
 
     def fewest_tokens(self, flops_per_s: float, sequences: int) -> int:

@@ -2,8 +2,8 @@
 
 All of a layer but attention depends on the number of tokens alone, the head on the number of sequences alone, prefill
 attention on the sequences being prefilled, and decode attention on the batch and its context; so the sum is four
-parts, each kept in a table. ``KernelClock`` is the formula; ``everyshare`` and ``decodetable`` have it for many shares
-at once, to the same bit, and nothing else computes a time.
+parts, each kept in a table. ``KernelClock`` is the formula; ``everyshare`` has it for many shares at once, and
+``decodetable`` and ``AttentionTimer`` for one after another, to the same bit. Nothing else computes a time.
 """
 
 from __future__ import annotations
@@ -244,7 +244,8 @@ class StepTable:
         moved = context * rates.bytes_per_token + tokens * rates.bytes_per_request
         rows = len(prefill) + tokens
         if prefill:
-            cost = self.batch(work).attention_cost
+            # The next hybrid launch has other chunks, and nobody asks for its batch again.
+            cost = cost_of([self._attention_kernel(work)]) if tokens else self.batch(work).attention_cost
             flops += cost[0]
             moved += cost[1]
             for chunk in prefill:
@@ -292,22 +293,29 @@ class StepTable:
         return count
 
     def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
-        return put(self._attention[sms], prefill, self.batch(work).attention(sms))
+        kernel = self._attention_kernel(work)
+        alphas, source = self._alphas(kernel)
+        _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
+        return put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
 
     def batch(self, work: Work) -> PrefillBatch:
-        """The prompts that ``work`` prefills. Raises ValueError as ``launch`` does."""
-        prefill = work[0]
-        return self._batches.get(prefill) or self._batch(prefill, work)
+        """The prompts that ``work`` prefills, with nothing that decodes. Raises ValueError as ``launch`` does."""
+        batch = self._batches.get(work[0])
+        if batch is None:
+            kernel = self._attention_kernel(work)
+            alphas, source = self._alphas(kernel)
+            batch = PrefillBatch(kernel, alphas, source, self._clock, self._layers)
+            put(self._batches, work[0], batch, RECENT_BATCHES)
+        return batch
 
-    def _batch(self, prefill: Chunks, work: Work) -> PrefillBatch:
-        for new, cached in prefill:
+    def _attention_kernel(self, work: Work) -> Kernel:
+        for new, cached in work[0]:
             if new < 1 or cached < 0:
                 raise _bad(work)
-        kernel, calibration = self._shard.attention_prefill(prefill), self._calibration
-        alphas, source = (kernel.alphas, kernel.source) if calibration is None else calibration.alphas(kernel)
-        batch = PrefillBatch(kernel, alphas, source, self._clock, self._layers)
-        # The next hybrid launch has other chunks.
-        return batch if work.decode_requests else put(self._batches, prefill, batch, RECENT_BATCHES)
+        return self._shard.attention_prefill(work[0])
+
+    def _alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
+        return (kernel.alphas, kernel.source) if self._calibration is None else self._calibration.alphas(kernel)
 
 
 def _bad(work: Work) -> ValueError:

@@ -29,13 +29,17 @@ class CoastedSteps(NamedTuple):
     predicted_s: list[float]
     times_s: list[float]
 
-    def observations(self) -> Iterator[Observation]:
-        """One by one, no more than are kept."""
+    def observations(self) -> list[Observation]:
+        """Each step, no more than are kept."""
         lane, sms, decodes, overlap, contexts, predicted_s, times_s = self
-        for place in range(max(0, len(contexts) - OBSERVED_STEPS), len(contexts)):
-            work = new(Work, ((), decodes, contexts[place], None, True, 0, overlap))
-            measured_s = times_s[place + 1] - times_s[place]
-            yield new(Observation, (lane, work, sms, None, 0, predicted_s[place], measured_s))
+        steps = len(contexts)
+        first = max(0, steps - OBSERVED_STEPS)
+        starts_s, ends_s = times_s[first:steps], times_s[first + 1 : steps + 1]
+        works = [new(Work, ((), decodes, context, None, True, 0, overlap)) for context in contexts[first:]]
+        return [
+            new(Observation, (lane, work, sms, None, 0, predicted, end_s - start_s))
+            for work, predicted, start_s, end_s in zip(works, predicted_s[first:steps], starts_s, ends_s, strict=True)
+        ]
 
 
 class ObservedSteps(Sequence[Observation]):
