@@ -63,15 +63,12 @@ def _again(directory: Path, *, quiet: bool) -> Reruns:
 
 
 def _validation(directory: Path, *, quiet: bool) -> str:
-    from cli.output import searching
-    from cli.validate import check_torch
+    from cli.validate import check_torch, teller
 
     check_torch("the page of a validation")
     from real.report.again import validation_page
 
-    with searching(quiet=quiet) as tell:
-        tell("comparing runs and finding causes")
-        return validation_page(directory)
+    return validation_page(directory, teller(quiet))
 
 
 def _beside(paths: list[Path]) -> Path:

@@ -16,6 +16,7 @@ from cli.run_options import TRACE
 if TYPE_CHECKING:
     from real.plan import Plan
     from real.report import Study
+    from real.telling import Teller
 
 Texts = list[str]
 Number = float | None
@@ -106,7 +107,7 @@ def _validated(plan: Plan, out: Path, *, only_report: bool, json: bool, quiet: b
     from real.validation import Validation
     from sim.config import read_json
 
-    validation = Validation(plan, out, _teller(quiet or json))
+    validation = Validation(plan, out, teller(quiet or json))
     try:
         found = validation.report() if only_report else validation.run()
     except BaseException as error:
@@ -131,7 +132,8 @@ def summary(found: Study) -> str:
     return "\n".join([table(SUMMARY_HEAD, summary_rows(found), left=2), "", *summary_lines(found)])
 
 
-def _teller(quiet: bool) -> Any:
+def teller(quiet: bool) -> Teller:
+    """What shows on stderr how far a validation is."""
     from cli.output import note, progress
     from real.telling import Begin, Teller
 

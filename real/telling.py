@@ -26,3 +26,7 @@ class Teller:
 @contextmanager
 def _silent() -> Iterator[Begin]:
     yield lambda steps: lambda done, text: None
+
+
+SILENT = Teller()
+"""For those who are told nothing."""

@@ -34,7 +34,7 @@ from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.report import Study, study, write_report
 from real.serving import check_policy, check_servable, note, serve
-from real.telling import Teller, Told
+from real.telling import SILENT, Teller, Told
 from sim.metrics import summarise
 from sim.rundir import write_run
 from sim.simulate import prepare
@@ -58,8 +58,8 @@ Machine = CpuMachine | CudaMachine
 class Validation:
     """One plan in one directory. Raises ValueError for what cannot be done, before anything is measured."""
 
-    def __init__(self, plan: Plan, out: Path, teller: Teller | None = None) -> None:
-        self.plan, self.layout, self.teller = plan, Layout(out), teller or Teller()
+    def __init__(self, plan: Plan, out: Path, teller: Teller = SILENT) -> None:
+        self.plan, self.layout, self.teller = plan, Layout(out), teller
         self.model = open_model(plan.model, plan.seed)
         self.trace = _trace(plan)
         longest = int((self.trace.prompt_tokens + self.trace.output_tokens).max())
@@ -195,12 +195,21 @@ class Validation:
         said = [read_facts(run).model_dump() for folder in folders for run in self.layout.real(folder)]
         # Of all runs together: they took turns, and a single run's probes scatter more than the device drifts.
         pace = Pace.read(one["pace"] for one in said if one["pace"] is not None)
-        cells = [cell for who, rate in product(everyone, self.rates) if (cell := self._cell(who, rate, setting, pace))]
+        cells = self._cells(everyone, setting, pace)
         self._warn_of_pace(pace)
         self._warn_of_others(cells)
-        result = study(cells)
-        write_report(result, self.layout.out, self._header(found, pace))
+        result = study(cells, teller=self.teller)
+        write_report(result, self.layout.out, self._header(found, pace), self.teller)
         return result
+
+    def _cells(self, everyone: Sequence[Contestant], setting: Setting, pace: Pace) -> list[Cell]:
+        named, cells = list(product(everyone, self.rates)), []
+        with self.teller.stage("simulating the same") as begin:
+            tell = begin(len(named))
+            for done, (who, rate) in enumerate(named, 1):
+                cells.append(self._cell(who, rate, setting, pace))
+                tell(done, who.label)
+        return [cell for cell in cells if cell is not None]
 
     def _cell(self, who: Contestant, rate: float | None, setting: Setting, pace: Pace) -> Cell | None:
         """The real runs that are there, and the simulation of the same with the host that they had, at ``pace``."""

@@ -44,7 +44,10 @@ def serve(connection: Connection, cores: Sequence[int], arena: Arena, packed: by
     import torch
 
     lane = LaneWorker(arena.unpack(packed), instance, torch.Generator().manual_seed(seed))
-    connection.send("ready")
+    try:
+        connection.send("ready")
+    except BrokenPipeError:  # who started it has gone meanwhile
+        return
     with torch.inference_mode():
         answer(connection, lane)
 

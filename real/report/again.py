@@ -11,10 +11,11 @@ from real.plan import Plan
 from real.report import DOCUMENT
 from real.report.page import page
 from real.report.study import study
+from real.telling import SILENT, Teller
 from sim.config import checked, read_json
 
 
-def validation_page(out: Path) -> str:
+def validation_page(out: Path, teller: Teller = SILENT) -> str:
     """The page of report.html as of now. Raises ValueError where ``out`` has no finished validation."""
     layout = Layout(out)
     plan = checked(Plan, read_json(layout.plan), str(layout.plan))
@@ -22,7 +23,7 @@ def validation_page(out: Path) -> str:
         raise ValueError(f"{out} has no {DOCUMENT} yet; finish it with the bulletsim validate that began it")
     document = read_json(out / DOCUMENT)
     cells = [_cell(layout, plan, cell["policy"], cell["rate"]) for cell in document["cells"]]
-    return page(study(cells, limit=document["limit"]), document["header"])
+    return page(study(cells, limit=document["limit"], teller=teller), document["header"], teller)
 
 
 def _cell(layout: Layout, plan: Plan, policy: str, rate: float) -> Cell:

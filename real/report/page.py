@@ -8,6 +8,7 @@ from typing import Any
 from real.comparison import METRICS, OrderedPair
 from real.report.cells import cell_section
 from real.report.study import Studied, Study
+from real.telling import SILENT, Teller
 from sim.report.markup import Markup, facts, table, tag
 from sim.report.page import page as whole
 from sim.report.words import NAMES, percent, seconds, verdict
@@ -30,7 +31,7 @@ METHOD = (
 )
 
 
-def page(found: Study, header: Mapping[str, Any]) -> str:
+def page(found: Study, header: Mapping[str, Any], teller: Teller = SILENT) -> str:
     """The whole page. ``header``: title, and whatever tells of machine, versions, profile and commands; may nest."""
     title = str(header.get("title", "Simulated against measured"))
     body = [
@@ -40,12 +41,22 @@ def page(found: Study, header: Mapping[str, Any]) -> str:
         _verdicts(found),
         *_orders(found),
         tag("h2", "Policies and rates"),
-        *(cell_section(cell, number) for number, cell in enumerate(found.cells)),
+        *_sections(found, teller),
         tag("h2", "How to read this"),
         tag("ul", *(tag("li", sentence) for sentence in METHOD)),
         *_provenance(header),
     ]
     return whole(title, body, script=False)
+
+
+def _sections(found: Study, teller: Teller) -> list[Markup]:
+    sections: list[Markup] = []
+    with teller.stage("drawing") as begin:
+        tell = begin(len(found.cells))
+        for cell in found.cells:
+            sections.append(cell_section(cell, len(sections)))
+            tell(len(sections), cell.comparison.cell.policy)
+    return sections
 
 
 def _lead(found: Study) -> Markup:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from real.attribution import Attribution, attribute
 from real.comparison import LIMIT, Cell, Comparison, Order, compare, orders
+from real.telling import SILENT, Teller
 from sim.simulate import prepare
 
 
@@ -35,7 +36,7 @@ class Study:
         return [within for within in found if within is not None]
 
 
-def study(cells: Sequence[Cell], *, limit: float = LIMIT) -> Study:
+def study(cells: Sequence[Cell], *, limit: float = LIMIT, teller: Teller = SILENT) -> Study:
     """Compares and explains ``cells``; ``limit`` is the error that a headline statistic may have.
 
     Takes three simulations a cell. Raises ValueError where there is no cell, or two are of one policy and rate.
@@ -46,8 +47,13 @@ def study(cells: Sequence[Cell], *, limit: float = LIMIT) -> Study:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice[0]} at {twice[1]:g} requests/s is there twice; give each policy a name of its own")
-    studied = tuple(_studied(cell, limit) for cell in cells)
-    return Study(cells=studied, orders=orders([cell.comparison for cell in studied]), limit=limit)
+    studied = []
+    with teller.stage("finding causes") as begin:
+        tell = begin(len(cells))
+        for cell in cells:
+            studied.append(_studied(cell, limit))
+            tell(len(studied), cell.policy)
+    return Study(cells=tuple(studied), orders=orders([cell.comparison for cell in studied]), limit=limit)
 
 
 def _studied(cell: Cell, limit: float) -> Studied:
