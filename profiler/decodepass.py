@@ -30,14 +30,75 @@ class Pieces(NamedTuple):
         return seconds, dram_at_zero[piece] + context * dram_a_token[piece], sources[piece]
 
 
+Line = tuple[float, float, float, float]
+"""At context 0 and for each token: seconds, and those bound by DRAM, twice."""
+
+
+class KnownBatch(NamedTuple):
+    """Decode attention of one batch at its knots, whatever the share: entries of one knot each.
+
+    sizes: context tokens. flops, moved: of one layer. starts, sources: of the pieces between knots.
+    """
+
+    sizes: list[float]
+    flops: list[float]
+    moved: list[float]
+    alphas: list[float]
+    starts: list[int]
+    sources: list[Source]
+
+
+class DecodeLines:
+    """Decode attention of one batch on one share, each piece worked out when a context lies on it.
+
+    floor: seconds of the smallest launch. rate, bandwidth: FLOP/s and bytes/s of the share.
+    """
+
+    __slots__ = ("_bandwidth", "_batch", "_floor", "_known", "_rate", "sources", "starts")
+
+    def __init__(self, batch: KnownBatch, sources: list[Source], floor: float, rate: float, bandwidth: float) -> None:
+        self._batch = batch
+        self._floor = floor
+        self._rate = rate
+        self._bandwidth = bandwidth
+        self._known: dict[int, Line] = {}
+        self.starts = batch.starts
+        self.sources = sources
+
+    def line(self, piece: int) -> Line:
+        """One piece."""
+        found = self._known.get(piece)
+        if found is None:
+            found = self._known[piece] = self._line(piece)
+        return found
+
+    def pieces(self) -> Pieces:
+        """All of them."""
+        lines = [self.line(piece) for piece in range(len(self.starts))]
+        at_zero, a_token, dram_at_zero, dram_a_token = ([line[place] for line in lines] for place in range(4))
+        return Pieces(self.starts, at_zero, a_token, dram_at_zero, dram_a_token, self.sources)
+
+    def _line(self, piece: int) -> Line:
+        sizes = self._batch.sizes
+        one_s, _ = self._at_knot(piece)
+        two_s, in_dram = self._at_knot(piece + 1)
+        a_token = (two_s - one_s) / (sizes[piece + 1] - sizes[piece])
+        at_zero = one_s - a_token * sizes[piece]
+        return (at_zero, a_token, at_zero, a_token) if in_dram else (at_zero, a_token, 0.0, 0.0)
+
+    def _at_knot(self, place: int) -> tuple[float, bool]:
+        """(seconds, whether DRAM bounds them): ``KernelClock.timed`` of a kernel with one alpha, its operations."""
+        batch = self._batch
+        computing, moving = batch.flops[place] / self._rate, batch.moved[place] / self._bandwidth
+        if computing <= moving:
+            return (self._floor + moving) * batch.alphas[place], True
+        return (self._floor + computing) * batch.alphas[place], False
+
+
 class DecodePass:
-    """A pass that only decodes: pieces of attention, and a layer without it, the embedding and the head."""
+    """A pass that only decodes: lines of attention, and a layer without it, the embedding and the head."""
 
     __slots__ = (
-        "_a_token",
-        "_at_zero",
-        "_dram_a_token",
-        "_dram_at_zero",
         "_embedding_dram_s",
         "_embedding_s",
         "_head_dram_s",
@@ -45,22 +106,35 @@ class DecodePass:
         "_layer_dram_s",
         "_layer_s",
         "_layer_source",
+        "_lines",
+        "_more",
         "_sources",
         "_starts",
     )
 
-    def __init__(self, pieces: Pieces, layer: Times, embedding: Times, head: Times) -> None:
-        self._starts, self._at_zero, self._a_token, self._dram_at_zero, self._dram_a_token, self._sources = pieces
+    def __init__(self, attention: DecodeLines | Pieces, layer: Times, embedding: Times, head: Times) -> None:
+        self._lines: dict[int, Line] = {}
+        self._more: DecodeLines | None = None
+        if isinstance(attention, DecodeLines):
+            self._more = attention
+        else:
+            self._lines.update(enumerate(zip(*attention[1:5], strict=True)))
+        self._starts = attention.starts
+        self._sources = attention.sources
         self._layer_s, self._layer_dram_s, self._layer_source, _ = layer
         self._embedding_s, self._embedding_dram_s, _, _ = embedding
         self._head_s, self._head_dram_s, _, _ = head
 
     def at(self, context: int, layers: int) -> tuple[float, float, Source]:
         """(seconds, those of them bound by DRAM, what most rest on) at a context no shorter than the batch."""
-        # Pieces.at, written out: most of what a policy asks for comes here.
         piece = bisect_right(self._starts, context) - 1
-        seconds = self._at_zero[piece] + context * self._a_token[piece]
-        dram = self._dram_at_zero[piece] + context * self._dram_a_token[piece]
+        line = self._lines.get(piece)
+        if line is None:
+            assert self._more is not None
+            line = self._lines[piece] = self._more.line(piece)
+        at_zero, a_token, dram_at_zero, dram_a_token = line
+        seconds = at_zero + context * a_token
+        dram = dram_at_zero + context * dram_a_token
         source = self._layer_source if self._layer_s >= seconds else self._sources[piece]
         return (
             layers * (seconds + self._layer_s) + self._embedding_s + self._head_s,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.decodepass import Pieces
+from profiler.decodepass import DecodeLines, KnownBatch, Pieces
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.latency import Source
@@ -32,22 +32,11 @@ class DecodeKnots(NamedTuple):
     sources: list[Source]
 
 
-class _Batch(NamedTuple):
-    """Decode attention of one batch at its knots, whatever the share: entries of one knot each.
-
-    sizes: context tokens. flops, moved: of one layer. starts, sources: of the pieces between knots.
-    """
-
-    sizes: list[float]
-    flops: list[float]
-    moved: list[float]
-    alphas: list[float]
-    starts: list[int]
-    sources: list[Source]
-
-
 class DecodeTable:
-    """One layer's decode attention of one shard. ``known`` holds pieces by SMs and requests."""
+    """One layer's decode attention of one shard. ``known`` holds pieces by SMs and requests.
+
+    batches: what is the same on all shares, by requests; tables of one shard may have them in common.
+    """
 
     __slots__ = ("_batches", "_calibrated", "_calibration", "_clock", "_measured_sms", "_points", "_shard", "known")
 
@@ -57,21 +46,33 @@ class DecodeTable:
         clock: KernelClock,
         calibrated: Callable[[list[Kernel]], list[Kernel]],
         calibration: Calibration | None,
+        batches: dict[int, KnownBatch] | None = None,
     ) -> None:
         self._shard = shard
         self._clock = clock
         self._calibrated = calibrated
         self._calibration = calibration
-        self._batches: dict[int, _Batch] = {}
+        self._batches = {} if batches is None else batches
         self._points: dict[int, list[Kernel]] = {}
         self._measured_sms = (clock.shares.get("attention_decode") or (shard.device.sms,))[-1]
         self.known: list[dict[int, Pieces]] = [{} for _ in range(shard.device.sms + 1)]
 
     def add(self, requests: int, sms: int) -> Pieces:
         """Pieces between the contexts at which decode attention is known."""
-        batch = self._batches.get(requests) or self._batch(requests)
-        pieces = self._through(self.points(requests, sms), sms) if batch is None else self._between(batch, sms)
-        return put(self.known[sms], requests, pieces)
+        lines = self.lines(requests, sms)
+        return put(self.known[sms], requests, lines if isinstance(lines, Pieces) else lines.pieces())
+
+    def lines(self, requests: int, sms: int) -> DecodeLines | Pieces:
+        """The same, each worked out when it is asked for where alphas are the same on all shares."""
+        batch = self.batch(requests)
+        if batch is None:
+            return self._through(self.points(requests, sms), sms)
+        clock = self._clock
+        sources: list[Source] = batch.sources
+        if sms != self._measured_sms:
+            sources = ["extrapolated"] * len(sources)
+        rate = clock.flops["attention", "bf16"] / self._shard.device.sms * sms
+        return DecodeLines(batch, sources, clock.floors.get("attention_decode", 0.0), rate, clock.bandwidth[sms])
 
     def points(self, requests: int, sms: int) -> list[Kernel]:
         """Decode attention at its knots: the least context, those that are known, and one beyond."""
@@ -103,16 +104,17 @@ class DecodeTable:
             _weaker([time.source for time in times]),
         )
 
-    def _batch(self, requests: int) -> _Batch | None:
+    def batch(self, requests: int) -> KnownBatch | None:
         """None where alphas differ from share to share, or none is known."""
-        if self._calibration is None:
-            return None
+        known = self._batches.get(requests)
+        if known is not None or self._calibration is None:
+            return known
         knots = self._calibration.decode_knots(self._shard.attention_decode(requests, requests))
         if knots is None:
             return None
         of_token, bytes_of_token, bytes_of_request = self._shard.decode_attention
         sizes = [float(requests * context) for context in knots.contexts]
-        batch = _Batch(
+        batch = KnownBatch(
             sizes,
             [size * of_token for size in sizes],
             [size * bytes_of_token + requests * bytes_of_request for size in sizes],
@@ -121,23 +123,6 @@ class DecodeTable:
             _weaker(knots.sources),
         )
         return put(self._batches, requests, batch, MOST_BATCHES)
-
-    def _between(self, batch: _Batch, sms: int) -> Pieces:
-        """:meth:`_through` of kernels with one alpha each, operation for operation, without a Kernel for each."""
-        clock = self._clock
-        floor, bandwidth = clock.floors.get("attention_decode", 0.0), clock.bandwidth[sms]
-        rate = clock.flops["attention", "bf16"] / self._shard.device.sms * sms
-        seconds: list[float] = []
-        dram: list[bool] = []
-        for flops, moved, alpha in zip(batch.flops, batch.moved, batch.alphas, strict=True):
-            computing, moving = flops / rate, moved / bandwidth
-            in_dram = computing <= moving
-            seconds.append((floor + (moving if in_dram else computing)) * alpha)
-            dram.append(in_dram)
-        sources = batch.sources
-        if sms != self._measured_sms:
-            sources = ["extrapolated"] * len(sources)
-        return _pieces(batch.sizes, batch.starts, seconds, dram, sources)
 
 
 def _pieces(

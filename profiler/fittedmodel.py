@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from profiler.decodetable import DecodeTable
 from profiler.devicecalibration import DeviceCalibration, built_in, built_in_names, load_calibration
 from profiler.kernels import Kernel, Shard
 from profiler.kernelsum import KernelSumModel
@@ -50,7 +51,11 @@ def _beforehand(measured: DeviceCalibration, shard: Shard) -> Prepared:
     def calibrated(kernels: list[Kernel]) -> list[Kernel]:
         return [calibration.calibrated(kernel) for kernel in kernels]
 
-    return prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration))
+    found = prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration))
+    table = DecodeTable(shard, calibration.clock, calibrated, calibration, found.batches)
+    for requests in found.heads:
+        table.batch(requests)
+    return found
 
 
 def fitted(

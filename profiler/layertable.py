@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
+from profiler.decodepass import KnownBatch
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.tables import put
@@ -37,11 +38,13 @@ def cost_of(kernels: Sequence[Kernel]) -> Cost:
 
 
 class Prepared(NamedTuple):
-    """Sums on all shares made beforehand: of a layer and of the embedding by tokens, of the head by sequences."""
+    """Sums on all shares made beforehand: of a layer and of the embedding by tokens, of the head by sequences; and
+    decode attention by requests."""
 
     layers: dict[int, Sums]
     embeddings: dict[int, Sums]
     heads: dict[int, Sums]
+    batches: dict[int, KnownBatch]
 
 
 def prepared(
@@ -62,7 +65,8 @@ def prepared(
         kernels = [calibrated(made(size)) for size in sizes] if tokens else []
         single = all(len(kernel.alphas) < 2 for part in kernels[:1] for kernel in part)
         found.append(dict(zip(sizes, sums(clock, kernels), strict=True)) if kernels and single else {})
-    return Prepared(*found)
+    layers, embeddings, heads = found
+    return Prepared(layers, embeddings, heads, {})
 
 
 class LayerTable:
@@ -106,7 +110,7 @@ class LayerTable:
         self._clock = clock
         self._calibrated = calibrated
         self._knots = knots
-        self._prepared = beforehand or Prepared({}, {}, {})
+        self._prepared = beforehand or Prepared({}, {}, {}, {})
         self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
         self._made: dict[Part, Callable[[int], list[Kernel]]] = {
             "layer": shard.layer_kernels,

@@ -101,7 +101,7 @@ class StepTable:
         self.dram_bytes_per_s = shard.device.dram_bytes_per_s
         self.model_layers = shard.model.layers
         self._layers = LayerTable(shard, clock, self._calibrated, line_knots(shard, calibration), beforehand)
-        self._decode = DecodeTable(shard, clock, self._calibrated, calibration)
+        self._decode = DecodeTable(shard, clock, self._calibrated, calibration, beforehand and beforehand.batches)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
         self._batches: dict[Chunks, PrefillBatch] = {}
         self._bounds: dict[int, list[tuple[int, float, list[float]]]] = {}
@@ -220,7 +220,8 @@ class StepTable:
         requests = work.decode_requests
         if not work.decode_context_tokens >= requests > 0:
             raise _bad(work)
-        pieces, layer, embedding, last = self._pass_parts(requests, sms)
+        pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
+        layer, embedding, last = self._pass_parts(requests, sms)
         count = self.model_layers
         once_s, once_dram_s = embedding.seconds, embedding.dram_seconds
         return Pieces(
@@ -263,15 +264,15 @@ class StepTable:
         return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
     def _add_pass(self, requests: int, sms: int) -> DecodePass:
-        return put(self._passes[sms], requests, DecodePass(*self._pass_parts(requests, sms)))
+        lines, (layer, embedding, head) = self._decode.lines(requests, sms), self._pass_parts(requests, sms)
+        return put(self._passes[sms], requests, DecodePass(lines, layer, embedding, head))
 
-    def _pass_parts(self, requests: int, sms: int) -> tuple[Pieces, Times, Times, Times]:
-        """Attention, a layer without it, the embedding and the head of a pass that only decodes."""
-        pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
+    def _pass_parts(self, requests: int, sms: int) -> tuple[Times, Times, Times]:
+        """A layer without attention, the embedding and the head of a pass that only decodes."""
         layer = self._layers.layers[sms].get(requests) or self._layers.add_layer(requests, sms)
         embedding = self._layers.embeddings[sms].get(requests) or self._layers.add_embedding(requests, sms)
         head = self._layers.heads[sms].get(requests) or self._layers.add_head(requests, sms)
-        return pieces, layer, embedding, head
+        return layer, embedding, head
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
         self._check_tokens(tokens, work)
