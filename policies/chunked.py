@@ -11,14 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.admission import check_share, fill, prompt_budget, relieve
-from policies.api import Chunk, Decision, Router, Step, View
-from policies.onelane import LANE, OneLane
+from policies.admission import check_share
+from policies.api import Decision, Router, View
+from policies.chunkeddecision import decide
+from policies.onelane import OneLane
 from policies.routing import LeastLoaded
-
-NOTHING = Decision()
-
-new = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +44,4 @@ class ChunkedPrefill(OneLane):
             )
 
     def decide(self, view: View) -> Decision:
-        relief = relieve(view)
-        chunks: tuple[Chunk, ...] = ()
-        if view.waiting or view.prefilling:
-            chunks = fill(
-                view,
-                budget_tokens=prompt_budget(self.budget_tokens, relief.decodes, self.prompt_share),
-                free_blocks=relief.free_blocks,
-                max_resident=self.max_resident,
-                without=relief.victims,
-            )
-        if not chunks and not relief.decodes:
-            return NOTHING
-        again = not chunks and not view.waiting
-        step = (LANE, view.sms, chunks, None, relief.decodes > 0, relief.victims, None, again, None, False, False)
-        # A step and a decision for each of a run's steps: their own constructors take three times as long.
-        return new(Decision, ((new(Step, step),), None))
+        return decide(self, view)

@@ -10,13 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from policies.admission import blocks_for, fill, relieve
-from policies.api import LINK, Decision, RequestProgress, Role, Router, Step, View
+from policies.api import LINK, Decision, Role, Router, View
+from policies.disaggregationdecision import decide
+from policies.phases import DECODE, PREFILL
 from policies.routing import LeastLoaded
-
-PREFILL, DECODE = "prefill", "decode"
-
-new = tuple.__new__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,58 +63,9 @@ class Disaggregation:
         return (PREFILL,) if role == "prefill" else (DECODE, LINK)
 
     def decide(self, view: View) -> Decision:
-        if view.role == "prefill":
-            steps = self._prefill(view) if view.waiting else ()
-        else:
-            lanes = view.lanes
-            steps = self._decode(view) if view.decoding and not lanes[DECODE].busy else ()
-            if view.incoming and not lanes[LINK].busy:
-                steps = (*steps, *self._fetch(view))
-        # Its own constructor, and a Step's, take three times as long, and most of a run's decisions are made here.
-        return new(Decision, (steps, None))
-
-    def _prefill(self, view: View) -> tuple[Step, ...]:
-        chunks = fill(
-            view,
-            budget_tokens=self.batch_tokens,
-            free_blocks=view.free_blocks,
-            max_resident=self.max_resident,
-            whole_prompts=True,
-        )
-        step = (PREFILL, view.sms, chunks, None, False, (), None, False, None, False, self.layerwise)
-        return (new(Step, step),) if chunks else ()
-
-    def _decode(self, view: View) -> tuple[Step, ...]:
-        relief = relieve(view)
-        if not relief.decodes:
-            return ()
-        again = not view.incoming
-        return (new(Step, (DECODE, view.sms, (), None, True, relief.victims, None, again, None, False, False)),)
+        return decide(self, view)
 
     @property
     def simulated_only(self) -> str:
         """Why no device can serve it; empty for one that can."""
         return "no device runner here moves KV layer by layer; set layerwise to false" if self.layerwise else ""
-
-    def _fetch(self, view: View) -> tuple[Step, ...]:
-        incoming = view.incoming.values()
-        streaming = [request for request in incoming if request.fetched_layers] if self.layerwise else []
-        for request in streaming:
-            if _prefilled(request):
-                return (_transfer(request),)
-        waiting = next((request for request in incoming if not request.fetched_layers), None)
-        if waiting is None or len(view.decoding) + len(streaming) >= self.max_resident:
-            return ()
-        layers = None if _prefilled(waiting) else view.latency.model.layers - 1
-        needed = blocks_for(waiting.prefill_tokens, view.block_tokens)
-        if layers == 0 or needed + view.decode_block_demand > view.free_blocks:
-            return ()
-        return (_transfer(waiting, layers),)
-
-
-def _transfer(request: RequestProgress, layers: int | None = None) -> Step:
-    return new(Step, (LINK, 0, (), layers, False, (), request, False, None, False, False))
-
-
-def _prefilled(request: RequestProgress) -> bool:
-    return request.prefilled_tokens == request.prefill_tokens

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from profiler.kernels import DecodeAttention, Kernel, attention_rows
 from profiler.latency import Source
 from profiler.specs import DeviceSpec
 from profiler.tiles import waves
+
+new: Final = tuple.__new__
 
 
 class KernelTime(NamedTuple):
@@ -74,7 +76,7 @@ class KernelClock:
                 source = "extrapolated"
             elif source == "measured" and sms not in measured:
                 source = "interpolated"
-        return KernelTime(kernel, kernel.runs * seconds, bound, source)
+        return new(KernelTime, (kernel, kernel.runs * seconds, bound, source))
 
     def _on_share(
         self, kernel: Kernel, sms: int, formula: float, measured: tuple[int, ...], alphas: tuple[float, ...]

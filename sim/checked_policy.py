@@ -80,9 +80,10 @@ class CheckedPolicy:
     def refused(self, now_s: float, error: PolicyError | TypeError) -> PolicyError:
         """The error for a step that asks for what cannot be done.
 
-        A TypeError is how compiled code refuses a field of the wrong type; uncompiled, it may be found out later.
+        A TypeError is how a field of the wrong type is found out, compiled in most cases, uncompiled in some.
         """
-        return PolicyError(f"policy {self.name} at {now_s:.6g} s: {error}")
+        what = f"a step holds a value of the wrong type: {error}" if isinstance(error, TypeError) else str(error)
+        return PolicyError(f"policy {self.name} at {now_s:.6g} s: {what}")
 
     def _ask(self, what: str, question: Callable[[], object]) -> object:
         try:

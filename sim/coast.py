@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import sub
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.api import Step
 from profiler.latency import LatencyModel, Source
@@ -20,7 +20,6 @@ from sim.instance import Instance
 from sim.launch import NEVER
 from sim.observed import CoastedSteps
 from sim.state import NOBODY, DecodeCohort, RequestState
-from sim.steprows import StepRun
 from sim.tally import Tally
 
 UNKNOWN: Final = -NEVER
@@ -35,7 +34,7 @@ def only_decodes(step: Step) -> bool:
     """Whether a step that the policy would give again is a decode step and nothing else."""
     overlap = step.overlap
     sound = overlap is None or isinstance(overlap, Overlap)
-    return sound and step == new(Step, (step.lane, step.sms, (), None, True, (), None, True, overlap, False, False))
+    return sound and step[2:] == ((), None, True, (), None, True, overlap, False, False)
 
 
 class Coasting:
@@ -57,15 +56,9 @@ class Coasting:
         self.stopped = False
 
 
-class Planned(NamedTuple):
-    """Steps that may come: their contexts, predicted seconds and sources; when the first begins and when each ends; and
-    KV blocks free before the first and after each, below 0 where they are short."""
-
-    contexts: range
-    predicted_s: list[float]
-    sources: list[Source]
-    times_s: list[float]
-    free_blocks: list[int]
+Planned = tuple[range, list[float], list[Source], list[float], list[int]]
+"""Steps that may come: their contexts, predicted seconds and sources; when the first begins and when each ends; and KV
+blocks free before the first and after each, below 0 where they are short."""
 
 
 class Coast:
@@ -94,13 +87,14 @@ class Coast:
         more, ended = True, NOBODY
         while more:
             planned = self._plan(coasting, bound_s)
-            times_s, count = planned.times_s, len(planned.contexts)
+            contexts, _, _, times_s, free_blocks = planned
+            count = len(contexts)
             steps = count
             if times_s[-1] >= bound_s:
                 in_time = min(bisect_right(times_s, end_s), bisect_left(times_s, before_s)) - 1
                 steps = min(count, max(0, in_time), bisect_left(times_s, begin_s))
-            if planned.free_blocks[-1] < 0:
-                short = next(place for place, free in enumerate(planned.free_blocks) if free < 0)
+            if free_blocks[-1] < 0:
+                short = next(place for place, free in enumerate(free_blocks) if free < 0)
                 coasting.stopped = short <= steps + 1
                 steps = min(steps, short - 1)
             if steps < count:
@@ -131,7 +125,7 @@ class Coast:
             demands = (demands + cohort.growing * (count // size + 1))[:count]
         times_s = list(accumulate(durations_s, initial=now))
         free_blocks = list(accumulate(demands, sub, initial=instance.ledger.free))
-        return new(Planned, (contexts, predicted_s, sources, times_s, free_blocks))
+        return contexts, predicted_s, sources, times_s, free_blocks
 
     def _steps_ahead(self, cohort: DecodeCohort, room_s: float) -> int:
         """How many to plan: until somebody ends, and some more than there is room for."""
@@ -151,7 +145,7 @@ class Coast:
         if steps < len(contexts):
             contexts, predicted_s, sources = contexts[:steps], predicted_s[:steps], sources[:steps]
         shape = (0, 0, decodes, contexts[0], instance.model_layers)
-        rows.runs.append(new(StepRun, (steps, times_s[0], instance.index, tally.lane(lane), sms, *shape, waiting)))
+        rows.runs.append((steps, times_s[0], instance.index, tally.lane(lane), sms, *shape, waiting))
         rows.ends_s += ends_s
         rows.predicted_s += predicted_s
         rows.free_blocks += free_blocks[1 : steps + 1]

@@ -102,8 +102,10 @@ class Coasts:
 
     def first_end_s(self, limit_s: float | None) -> float | None:
         """The first end of a step of those under way, or ``limit_s`` (None: never) where that is earlier."""
-        first_s = min((coasting.end_s for coasting in self.under_way.values()), default=NEVER)
-        return first_s if first_s < (NEVER if limit_s is None else limit_s) else limit_s
+        first_s = NEVER if limit_s is None else limit_s
+        for coasting in self.under_way.values():
+            first_s = min(first_s, coasting.end_s)
+        return limit_s if limit_s is None and first_s == NEVER else first_s
 
     def _first(self) -> tuple[Coasting, float]:
         """Whose next step ends first, and when the first of the others' does."""

@@ -28,6 +28,8 @@ from sim.prefixcache import CachedPrefix, Chain
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int32] | NDArray[np.int64]
 
+new: Final = tuple.__new__
+
 
 def counted(parts: list[tuple[Floats, Counts]]) -> tuple[Floats, Counts]:
     """Distinct values in order and their counts added up, without those that add up to nothing; shape (k,) each.
@@ -132,7 +134,7 @@ class RequestState:
         assert first is not None
         assert last is not None
         tpot_ratio = None if self.emitted == 1 else (last - first) / (self.emitted - 1) / slo.tpot_limit_s
-        return Outcome((first - self.arrival_s) / slo.ttft_limit_s(self.prompt_tokens), tpot_ratio)
+        return new(Outcome, ((first - self.arrival_s) / slo.ttft_limit_s(self.prompt_tokens), tpot_ratio))
 
     @property
     def cache_blocks(self) -> int:
@@ -147,7 +149,7 @@ class RequestState:
 KEPT_STEPS: Final = 1 << 15
 """Steps noted one by one, at least as many as there have been since the oldest member joined."""
 
-SPAN_STEPS: Final = 32
+SPAN_STEPS: Final = 16
 """Steps over which the longest gap is kept."""
 
 NOBODY: Sequence[RequestState] = ()
@@ -273,7 +275,8 @@ class DecodeCohort:
             longest.append(max(gap_s[begin : begin + SPAN_STEPS]))
         one, other = -(-first // SPAN_STEPS), end // SPAN_STEPS
         ends = gap_s[first : one * SPAN_STEPS] + gap_s[other * SPAN_STEPS : end]
-        return max(max(longest[one:other]), max(ends, default=0.0))
+        whole_s = max(longest[one:other])
+        return max(whole_s, max(ends)) if ends else whole_s
 
     def evict(self, request: RequestState, remaining_tokens: int) -> None:
         """Removes a member before its last token. No step may be in flight."""

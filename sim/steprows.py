@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, get_args
+from typing import Final, get_args
 
 import numpy as np
 
@@ -32,23 +32,13 @@ _SOURCES: tuple[Source, ...] = get_args(Source)
 _CODES = {source: code for code, source in enumerate(_SOURCES)}
 
 
-class StepRun(NamedTuple):
-    """What so many ``steps`` have in common. Each begins as the one before ends.
+StepRun = tuple[int, float, int, int, int, int, int, int, int, int, int]
+"""What so many steps, counted first, have in common: start_s, instance, lane, sms, prefill_tokens, prefill_requests,
+decode_requests, context_tokens, layers and waiting.
 
-    ``context_tokens`` are those of the first; of the others each has one more for each decoding request.
-    """
-
-    steps: int
-    start_s: float
-    instance: int
-    lane: int
-    sms: int
-    prefill_tokens: int
-    prefill_requests: int
-    decode_requests: int
-    context_tokens: int
-    layers: int
-    waiting: int
+Each step begins as the one before ends; ``start_s`` and ``context_tokens`` are those of the first, and each of the others
+has one more token of context for each decoding request.
+"""
 
 
 class StepRows:

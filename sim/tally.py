@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,12 @@ from sim.prefixcache import PrefixCache
 from sim.records import PrefixUse, RunResult, StepLog
 from sim.requestlog import RequestLog
 from sim.state import Counts, DecodeCohort, Floats, RequestState, counted
-from sim.steprows import StepRows, StepRun
+from sim.steprows import StepRows
 
 SPAN_STEPS = 1 << 16
 """Steps whose SM-seconds are added up at once."""
 
 Places = NDArray[np.intp]
-
-make: Final = tuple.__new__
 
 
 class Tally:
@@ -66,8 +63,7 @@ class Tally:
             number = self.lane(lane)
         waiting, free_blocks, source = seen
         rows = self.rows
-        what = (1, start_s, instance, number, sms, new, len(prefill), decodes, context, layers, waiting)
-        rows.runs.append(make(StepRun, what))
+        rows.runs.append((1, start_s, instance, number, sms, new, len(prefill), decodes, context, layers, waiting))
         rows.ends_s.append(end_s)
         rows.predicted_s.append(predicted_s)
         rows.free_blocks.append(free_blocks)
