@@ -36,8 +36,8 @@ StepRun = tuple[int, float, int, int, int, int, int, int, int, int, int]
 """What so many steps, counted first, have in common: start_s, instance, lane, sms, prefill_tokens, prefill_requests,
 decode_requests, context_tokens, layers and waiting.
 
-Each step begins as the one before ends; ``start_s`` and ``context_tokens`` are those of the first, and each of the others
-has one more token of context for each decoding request.
+Each step begins as the one before ends; ``start_s`` and ``context_tokens`` are those of the first, and each of the
+others has one more token of context for each decoding request.
 """
 
 
