@@ -12,6 +12,10 @@ from sim.instance import PolicyError
 
 ROLES = get_args(Role)
 
+FAULTS = (PolicyError, TypeError, AttributeError)
+"""How it is found out that a step asks for what cannot be, where its fields are read; those of the wrong type by a
+TypeError or an AttributeError, compiled more of them than uncompiled."""
+
 
 class CheckedPolicy:
     """Asks a policy. Every method raises PolicyError where the policy raises or answers nonsense."""
@@ -77,13 +81,10 @@ class CheckedPolicy:
             )
         return decision
 
-    def refused(self, now_s: float, error: PolicyError | TypeError) -> PolicyError:
-        """The error for a step that asks for what cannot be done.
-
-        A TypeError is how a field of the wrong type is found out, compiled in most cases, uncompiled in some.
-        """
-        what = f"a step holds a value of the wrong type: {error}" if isinstance(error, TypeError) else str(error)
-        return PolicyError(f"policy {self.name} at {now_s:.6g} s: {what}")
+    def refused(self, now_s: float, error: Exception) -> PolicyError:
+        """The policy's error for one of FAULTS."""
+        wrong = "" if isinstance(error, PolicyError) else "a step holds a value of the wrong type: "
+        return PolicyError(f"policy {self.name} at {now_s:.6g} s: {wrong}{error}")
 
     def _ask(self, what: str, question: Callable[[], object]) -> object:
         try:

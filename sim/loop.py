@@ -19,7 +19,7 @@ from policies.slo import SLO
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.between import NOTHING_BETWEEN, BetweenSteps
-from sim.checked_policy import CheckedPolicy
+from sim.checked_policy import FAULTS, CheckedPolicy
 from sim.coast import Coast, only_decodes
 from sim.coasts import Coasts
 from sim.collector import collector_paused
@@ -278,7 +278,7 @@ class ServingLoop:
                     if instance.cache is not None:
                         instance.take_back(steps)
                     repeats = len(steps) == 1 and self._repeats(instance, steps[0])
-                except (PolicyError, TypeError) as error:
+                except FAULTS as error:
                     raise self._policy.refused(self._clock.now_s, error) from error
                 if repeats and coasts is not None:
                     coasts.begin(instance, steps[0], self._next_number())
@@ -337,7 +337,7 @@ class ServingLoop:
             if step.stream:
                 self._handover.announce(step, self._effects.requests)
             return lane, work, None
-        except (PolicyError, TypeError) as error:
+        except FAULTS as error:
             raise self._policy.refused(self._clock.now_s, error) from error
 
     def _preempt(self, instance: Instance, progress: RequestProgress) -> None:

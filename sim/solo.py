@@ -12,7 +12,7 @@ from typing import Final
 from policies.api import Observation, RequestProgress, Step
 from profiler.latency import LatencyModel
 from profiler.work import Work
-from sim.checked_policy import CheckedPolicy
+from sim.checked_policy import FAULTS, CheckedPolicy
 from sim.coast import Coast, Coasting, only_decodes
 from sim.effects import Effects
 from sim.instance import Instance, PolicyError
@@ -98,7 +98,7 @@ class Solo:
                 instance.take_back((step,))
             lane = instance.idle_lane(step)
             repeats = step.again and only_decodes(step) and bool(instance.cohort.members)
-        except (PolicyError, TypeError) as error:
+        except FAULTS as error:
             raise self._policy.refused(now, error) from error
         if repeats and self._repeated(step, due_s):
             return
@@ -106,7 +106,7 @@ class Solo:
             for victim in step.preempt:
                 self._preempt(instance, victim)
             work = instance.begin(step, lane, now)
-        except (PolicyError, TypeError) as error:
+        except FAULTS as error:
             raise self._policy.refused(now, error) from error
         self._run(step, lane, work, due_s)
 

@@ -181,6 +181,8 @@ def first_waiting(view: View):
         ),
         (lambda view: Step("main", 0, (Chunk(first_waiting(view), 5),)), "a step on 0 SMs"),
         (lambda view: Step("main", 1), "a step with nothing in it"),
+        (lambda view: Step("main", 1, (5,)), "a step holds a value of the wrong type: "),
+        (lambda view: Step("main", 1, preempt=(5,)), "a step holds a value of the wrong type: "),
         (lambda view: Step("main", 5.5, (Chunk(first_waiting(view), 5),)), "a step on 5.5 SMs"),
         (lambda view: Step("main", 5, (Chunk(first_waiting(view), 2.5),)), "a chunk of 2.5 tokens"),
         (
