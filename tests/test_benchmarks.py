@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import speed, theory, whole_traces, workloads
+from benchmarks import decisions, speed, theory, whole_traces, workloads
 from traces import poisson, workload
 
 REQUESTS = 300
@@ -166,6 +166,16 @@ def test_speed_times_the_command_and_says_what_it_skipped(
     assert "conversation skipped: FOLDER has no" in printed
     for command in ("python -c pass", "bulletsim --help", "bulletsim simulate, 5 requests"):
         assert f"| {command} |" in printed
+
+
+def test_decisions_by_run_and_kind(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "RATES", {"code": (5.0,)})
+    assert decisions.main(["--requests", "8"]) == 0
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    counts = {cells[1].strip(): int(cells[-10]) for cells in lines if cells[-10].strip().isdigit()}
+    assert counts.keys() == {"code", "all", *decisions.KINDS}
+    assert counts["code"] == counts["all"] == sum(counts[kind] for kind in decisions.KINDS)
+    assert all(counts.values())
 
 
 def test_the_speed_of_an_environment_is_taken_where_its_sources_are_not(
