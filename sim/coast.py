@@ -34,7 +34,8 @@ def only_decodes(step: Step) -> bool:
     """Whether a step that the policy would give again is a decode step and nothing else."""
     overlap = step.overlap
     sound = overlap is None or isinstance(overlap, Overlap)
-    return sound and step[2:] == ((), None, True, (), None, True, overlap, False, False)
+    alone = step.decode and not step.prefill and step.layers is None and step.transfer is None
+    return sound and alone and step.again and not (step.preempt or step.suspend or step.stream)
 
 
 class Coasting:
