@@ -87,7 +87,9 @@ class Nexus(TwoLanes):
             again = prefilling is None and not view.waiting
             steps = (Step(DECODE, decode_sms, (), None, True, relief.victims, None, again),)
         if chunks:
-            steps = (*steps, Step(PREFILL, prefill_sms, chunks))
+            # Where nobody is left to decode, there is no step of theirs to take out those who give way to the chunks.
+            victims = () if relief.decodes else relief.victims
+            steps = (*steps, Step(PREFILL, prefill_sms, chunks, None, False, victims))
         return Decision(steps, split)
 
     def _batch(self, view: View, relief: Relief) -> tuple[Chunk, ...]:

@@ -81,7 +81,10 @@ def test_what_is_printed_fits_a_terminal(model: Path, capsys: pytest.CaptureFixt
         assert text in printed
 
 
-def test_fitting_prints_what_info_does(profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fitting_prints_what_info_does(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli.output.LEAST_S", 0.0)
     out = tmp_path / "new" / "model.json"
     assert run(["fit", str(profile.with_suffix("")), "--out", str(out), "--quick"]) == 0
     printed, told = capsys.readouterr()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies import (
@@ -138,8 +138,21 @@ def test_inter_token_times_agree_with_token_times(trace, policy, slo, blocks):
     assert np.repeat(result.itl_s, result.itl_count) == pytest.approx(every)
 
 
+NOBODY_LEFT_TO_DECODE = [
+    (0.07, 15, 10),
+    (0.08, 45, 13),
+    (0.84, 41, 1),
+    (1.17, 8, 19),
+    (2.41, 50, 4),
+    (2.46, 44, 14),
+    (2.5, 49, 9),
+]
+"""With 28 blocks everybody who decodes has to give way to a prompt in progress."""
+
+
 @settings(max_examples=40, deadline=None)
 @given(rows, policies, slos, st.integers(20, 60))
+@example(NOBODY_LEFT_TO_DECODE, (Nexus(batch_tokens=32, max_resident=5), 1), SLO(), 28)
 def test_the_same_run_twice_is_the_same(trace, policy, slo, blocks):
     first, second = (run(policy, trace, slo, blocks) for _ in range(2))
     for column in ("first_token_s", "last_token_s", "itl_max_s", "instance", "preemptions"):
