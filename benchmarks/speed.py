@@ -230,6 +230,11 @@ def show_runs(speeds: Sequence[Speed]) -> None:
     table(title, header, rows)
 
 
+def _plain(value: float) -> str:
+    """Four digits, and all of those before the point."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def show(about: dict[str, Any], speeds: Sequence[Speed], walls: dict[str, list[float]], asked: list[Any]) -> None:
     """Print everything as tables."""
     python = f"Python {about['python']}{', compiled' if about['compiled'] else ''}"
@@ -238,7 +243,7 @@ def show(about: dict[str, Any], speeds: Sequence[Speed], walls: dict[str, list[f
         show_runs(speeds)
     seconds = [(name, f"{min(values):.3f}", f"{statistics.median(values):.3f}") for name, values in walls.items()]
     table(f"Seconds from start to exit, {COMMAND_RUNS} runs", ("command", "best", "median"), seconds)
-    rows = [(one["what"], f"{one['asked']:g}", f"{one['found']:.4g}", "yes" if one["met"] else "NO") for one in asked]
+    rows = [(one["what"], f"{one['asked']:g}", _plain(one["found"]), "yes" if one["met"] else "NO") for one in asked]
     table("Required", ("what", "asked", "found", "met"), rows)
 
 
