@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from policies.admission import Relief
-from policies.api import Chunk, Decision, LaneView, RequestProgress, Step, View
+from policies.api import Chunk, Decision, LaneView, Step, View
 from policies.bulletplan import PlanSettings, PrefillPlan, plan_prefill
 from policies.bulletsplit import DecodeClock, SplitSettings, State, first_state, split
-from policies.phases import DECODE, PREFILL, room, whole_steps
+from policies.phases import DECODE, PREFILL, decode_step, room, whole_steps
 
 new: Final = tuple.__new__
 """For what each decision makes: their own constructors take three times as long."""
@@ -30,11 +30,6 @@ class Settings(PlanSettings, SplitSettings, Protocol):
     def pause_on_queue(self) -> bool: ...
     @property
     def recalibrate(self) -> bool: ...
-
-
-def decode_step(sms: int, victims: tuple[RequestProgress, ...], again: bool = False) -> Step:
-    """A step of all that decode."""
-    return new(Step, (DECODE, sms, (), None, True, victims, None, again, None, False, False))
 
 
 def prefill_step(sms: int, chunks: tuple[Chunk, ...], layers: int) -> Step:

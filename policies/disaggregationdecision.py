@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from policies.admission import blocks_for, fill, relieve
 from policies.api import LINK, Decision, RequestProgress, Step, View
-from policies.phases import DECODE, PREFILL
+from policies.phases import DECODE, PREFILL, decode_step
 
 new: Final = tuple.__new__
 
@@ -54,8 +54,7 @@ def _decode(view: View) -> tuple[Step, ...]:
     relief = relieve(view)
     if not relief.decodes:
         return ()
-    again = not view.incoming
-    return (new(Step, (DECODE, view.sms, (), None, True, relief.victims, None, again, None, False, False)),)
+    return (decode_step(view.sms, relief.victims, not view.incoming),)
 
 
 def _fetch(settings: Settings, view: View) -> tuple[Step, ...]:

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from policies.api import LINK
 from profiler.latency import Source
 from profiler.work import Work
+from sim.distinct import Counts, Floats, counted
 from sim.launch import Launch
 from sim.prefixcache import PrefixCache
 from sim.records import PrefixUse, RunResult, StepLog
 from sim.requestlog import RequestLog
-from sim.state import Counts, DecodeCohort, Floats, RequestState, counted
+from sim.state import DecodeCohort, RequestState
 from sim.steprows import StepRows
 
 SPAN_STEPS = 1 << 16
