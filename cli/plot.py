@@ -66,11 +66,14 @@ def plot(
 
 
 def _loaded(directory: Path, *, quiet: bool) -> Run:
-    from cli.output import shares
+    from cli.output import duration, note, shares
     from sim.rundir import load_run
 
     with shares("reading the run", quiet=quiet) as tell:
-        return load_run(directory, tell)
+        run = load_run(directory, tell)
+    if run.interrupted_s is not None and not quiet:
+        note(f"note: {directory} was interrupted after {duration(run.interrupted_s)} of simulated time")
+    return run
 
 
 def _curves(kind: Kind, directory: Path) -> Figure:

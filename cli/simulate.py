@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from cli import run_options as options
 
 if TYPE_CHECKING:
+    from cli.interruption import Held
     from sim.config import RunConfig
     from sim.metrics import Distribution, Metrics
     from sim.records import RunResult
@@ -30,56 +32,101 @@ def simulate(
     if token_times and out is None:
         raise ValueError("--token-times writes to a run directory; give --out DIR too")
     run = options.run_settings(settings, config, command="simulate", quiet=quiet)
-    _simulate(run, out, force=force, token_times=token_times, json=json, quiet=quiet)
+    _simulate(run, _Place(out=out, force=force, json=json, quiet=quiet), token_times=token_times)
 
 
-def _simulate(config: RunConfig, out: Path | None, *, force: bool, token_times: bool, json: bool, quiet: bool) -> None:
-    from cli.output import note, print_json, shares
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a run goes: onto the screen and, where there is one, to the directory ``out``."""
+
+    out: Path | None
+    force: bool
+    json: bool
+    quiet: bool
+
+    def check(self) -> None:
+        """Raises ValueError for a directory that cannot be written."""
+        if self.out is not None:
+            from cli.writable import check_writable
+            from sim.rundir import check_target  # with Arrow, which takes a tenth of a second
+
+            check_target(self.out, self.force)
+            check_writable(self.out)
+
+    def take(self, config: RunConfig, result: RunResult, metrics: Metrics) -> None:
+        """A run that has come to its end, or what there is of one that was interrupted."""
+        from cli.output import duration, note
+
+        told, out = "" if self.out is None else f"run written to {self.out}", self.out
+        if result.interrupted:
+            told = f"interrupted after {duration(result.end_s)} of simulated time"
+            if out is not None and self._holds_whole_run():
+                told, out = f"{told}; {out} stays the whole run that it was", None
+            elif out is not None:
+                told += f"; what is done stays in {out}, and with --force the same command begins anew"
+        if out is not None:
+            self._write(out, config, result, metrics)
+        self._show(out, config, result, metrics)
+        if told and not (self.quiet or self.json):
+            note(told)
+
+    def _holds_whole_run(self) -> bool:
+        from sim.rundir import holds_whole_run
+
+        return self.out is not None and holds_whole_run(self.out)
+
+    def _write(self, out: Path, config: RunConfig, result: RunResult, metrics: Metrics) -> None:
+        from cli.output import shares
+        from sim.rundir import write_run
+
+        with shares(f"writing {out.name}", quiet=self.quiet or self.json) as tell:
+            write_run(out, config, result, metrics, force=self.force, progress=tell)
+
+    def _show(self, out: Path | None, config: RunConfig, result: RunResult, metrics: Metrics) -> None:
+        from cli.output import print_json
+        from sim.metrics import summary_of
+
+        if self.json:
+            document = {"config": config.model_dump(mode="json"), "metrics": summary_of(result, metrics)}
+            print_json({**document, "out": str(out) if out else None})
+        else:
+            print(summary_table(config, metrics))
+
+
+def _simulate(config: RunConfig, place: _Place, *, token_times: bool) -> None:
+    from cli.interruption import held_back
+    from cli.output import note
     from cli.traces import reading
-    from cli.writable import check_writable
     from sim.simulate import prepare
 
-    if out is not None:
-        from sim.rundir import check_target, write_run  # with Arrow, which takes a tenth of a second
-
-        check_target(out, force)
-        check_writable(out)
-    with reading(config.trace, quiet=quiet or json) as tell:
+    place.check()
+    quiet = place.quiet or place.json
+    with reading(config.trace, quiet=quiet) as tell:
         prepared = prepare(config, reading=tell)
     source = prepared.latency.model.source
-    if "read as a Llama-like decoder" in source and not quiet:
+    if "read as a Llama-like decoder" in source and not place.quiet:
         note(f"note: model {config.model}: {source}")
-    result, metrics = _run(prepared, token_times, quiet or json)
-    if len(result.records) and not metrics.arrived:
-        window = f"--warmup {config.window.warmup_s:g} and --drain {config.window.drain_s:g}"
-        raise ValueError(f"{window} leave no request to measure; cut less")
-    if out is not None:
-        with shares(f"writing {out.name}", quiet=quiet or json) as tell:
-            write_run(out, prepared.config, result, metrics, force=force, progress=tell)
-    if json:
-        print_json(
-            {
-                "config": prepared.config.model_dump(mode="json"),
-                "metrics": metrics.to_dict(),
-                "out": str(out) if out else None,
-            }
-        )
-        return
-    print(summary_table(prepared.config, metrics))
-    if out is not None and not quiet:
-        note(f"run written to {out}")
+    with held_back() as held:
+        result, metrics = _run(prepared, held, token_times, quiet)
+        if len(result.records) and not metrics.arrived and not result.interrupted:
+            window = f"--warmup {config.window.warmup_s:g} and --drain {config.window.drain_s:g}"
+            raise ValueError(f"{window} leave no request to measure; cut less")
+        if len(result.steps) or not result.interrupted:
+            place.take(prepared.config, result, metrics)
 
 
-def _run(prepared: Prepared, token_times: bool, quiet: bool) -> tuple[RunResult, Metrics]:
+def _run(prepared: Prepared, held: Held, token_times: bool, quiet: bool) -> tuple[RunResult, Metrics]:
     from cli.output import progress
     from sim.metrics import summarise
 
     config = prepared.config
     with progress("simulating", len(prepared.trace), quiet=quiet) as tell:
-        result = prepared.run(
+        loop = prepared.loop(
             progress=lambda finished, now_s: tell(finished, f"requests, {now_s:.0f} s simulated"),
             keep_token_times=token_times,
         )
+        held.stops(loop.stop)
+        result = loop.run()
     with progress("summarising", 1, quiet=quiet):
         return result, summarise(result, config.slo.value(), config.gpus, config.window.value())
 

@@ -17,6 +17,10 @@ FAULTS = (PolicyError, TypeError, AttributeError)
 TypeError or an AttributeError, compiled more of them than uncompiled."""
 
 
+class Stopped(BaseException):
+    """Ends a run between two decisions, where nothing of it is half done."""
+
+
 class CheckedPolicy:
     """Asks a policy. Every method raises PolicyError where the policy raises or answers nonsense."""
 
@@ -81,6 +85,10 @@ class CheckedPolicy:
             )
         return decision
 
+    def stop(self) -> None:
+        """From now on :meth:`decide` raises Stopped; to be called at any moment."""
+        self._decide = _stopped
+
     def refused(self, now_s: float, error: Exception) -> PolicyError:
         """The policy's error for one of FAULTS."""
         wrong = "" if isinstance(error, PolicyError) else "a step holds a value of the wrong type: "
@@ -99,3 +107,7 @@ class CheckedPolicy:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name} line {place.lineno}"
         return PolicyError(f"policy {self.name}: {what} raised {type(error).__name__}: {error} ({where})")
+
+
+def _stopped(view: View) -> object:
+    raise Stopped

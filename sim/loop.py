@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from policies.api import Observation, Policy, RequestProgress, Role, Step
@@ -19,7 +20,7 @@ from policies.slo import SLO
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.between import NOTHING_BETWEEN, BetweenSteps
-from sim.checked_policy import FAULTS, CheckedPolicy
+from sim.checked_policy import FAULTS, CheckedPolicy, Stopped
 from sim.coast import Coast, only_decodes
 from sim.coasts import Coasts
 from sim.collector import collector_paused
@@ -119,12 +120,24 @@ class ServingLoop:
     def run(self) -> RunResult:
         """Serves all arrivals, or stops at ``limits.until_s``; raises PolicyError where the policy fails."""
         with collector_paused():
-            self._serve()
+            try:
+                self._serve()
+            except Stopped:
+                return replace(self.result(), interrupted=True)
         self._check_nobody_is_stranded()
         return self.result()
 
+    def stop(self) -> None:
+        """Ends the run before its next decision, with what there is by then; a signal may call it at any moment.
+
+        No step asks whether it was called, so a run costs nothing more for it.
+        """
+        self._policy.stop()
+
     def result(self) -> RunResult:
         """What there is of the run: for one that its executor cut off. Ends it; to be asked once."""
+        if self._coasts is not None:
+            self._coasts.end_all()
         for request in self._effects.requests.values():
             if request.cohort is not None:
                 self._tally.leaving(request)
@@ -173,8 +186,6 @@ class ServingLoop:
                 clock.now_s = completion.end_s
                 self._complete(completion)
                 completion = executor.next(clock.now_s) if self._flights else None
-        if coasts is not None:
-            coasts.end_all()
 
     def _is_solo(self) -> bool:
         """Whether one lane is all there is, and no step can be left in flight."""

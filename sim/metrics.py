@@ -265,6 +265,11 @@ def summarise(result: RunResult, slo: SLO, gpus: int, window: Window = WHOLE_RUN
     )
 
 
+def summary_of(result: RunResult, metrics: Metrics) -> dict[str, Any]:
+    """The document in summary.json; ``interrupted_s`` is there only where the run was stopped before its end."""
+    return metrics.to_dict() | ({"interrupted_s": result.end_s} if result.interrupted else {})
+
+
 def _share(met: Mask, inside: Mask) -> float | None:
     arrived = int(inside.sum())
     return int((met & inside).sum()) / arrived if arrived else None

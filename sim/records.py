@@ -96,6 +96,7 @@ class RunResult:
         without a row a token.
     source_s: seconds of steps by what their prediction rests on (measured, interpolated, ...).
     end_s: the time at which the run stopped.
+    interrupted: whether it was stopped before its end, which may not be at ``until_s``.
     prefixes: what the prefix caches of all instances did; None where there are none.
     sm_seconds: SM-seconds held by steps over all instances, per device of an instance; where shares overlap, no more
         than the device has.
@@ -112,3 +113,4 @@ class RunResult:
     sms: int
     token_times: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     prefixes: PrefixUse | None = None
+    interrupted: bool = False

@@ -32,7 +32,7 @@ from sim.columns import (
     write_groups,
 )
 from sim.config import RunConfig, load_config, read_json
-from sim.metrics import Metrics
+from sim.metrics import Metrics, summary_of
 from sim.records import STATES, Records, RunResult, StepLog
 from traces.progress import Progress, part, untold
 
@@ -70,6 +70,12 @@ class Run:
     steps: StepLog
     summary: Mapping[str, Any]
 
+    @property
+    def interrupted_s(self) -> float | None:
+        """The simulated second at which Ctrl-C stopped it; None where it came to its end."""
+        found = self.summary.get("interrupted_s")
+        return float(found) if isinstance(found, int | float) else None
+
 
 def check_target(target: Path, force: bool) -> None:
     """Raises ValueError where ``target`` may not be written: it exists, or ``force`` would delete no run."""
@@ -81,6 +87,12 @@ def check_target(target: Path, force: bool) -> None:
         raise ValueError(f"{target} is a link to nothing; remove it, or choose another --out")
     if not target.is_dir() or (any(target.iterdir()) and not (target / CONFIG).is_file()):
         raise ValueError(f"{target} is not a run (no {CONFIG} in it), so --force does not replace it")
+
+
+def holds_whole_run(target: Path) -> bool:
+    """Whether a run that came to its end is at ``target``."""
+    summary = target / SUMMARY
+    return summary.is_file() and "interrupted_s" not in read_json(summary)
 
 
 def hidden_beside(target: Path, what: str) -> Path:
@@ -174,7 +186,7 @@ def fill_run(
     write_groups(directory / REQUESTS, requests)
     taken = _groups(len(steps), lambda rows: _step_columns(steps, rows), part(progress, share, 1))
     write_groups(directory / STEPS, taken)
-    write_json(directory / SUMMARY, metrics.to_dict())
+    write_json(directory / SUMMARY, summary_of(result, metrics))
     if result.token_times:
         write_columns(directory / TOKEN_TIMES, _token_columns(result.token_times))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,13 @@ from pathlib import Path
 import pytest
 
 import sim.simulate
+from cli.interruption import held_back
 from cli.main import run
 from cli.output import number, table
 from cli.settings import pairs
+from sim.report.runs import runs_page
+from sim.rundir import load_run
+from traces import OpenArrivals
 
 COMMAND = (
     "simulate --trace workload:sharegpt --rate 8 --requests 12 --policy chunked --model Llama-3.1-8B"
@@ -129,17 +135,79 @@ def test_an_interrupt_is_130_and_leaves_nothing(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sim.simulate.Prepared, "run", interrupt)
+    monkeypatch.setattr(sim.simulate.Prepared, "loop", interrupt)
     assert run([*OPTIONS, "--out", str(tmp_path / "run")]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal when the fifth request has finished."""
+    left = []
+
+    def finished(arrivals: OpenArrivals, index: int, now_s: float) -> None:
+        left.append(index)
+        if len(left) == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(OpenArrivals, "finished", finished)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupted_run_is_kept_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    handler = signal.getsignal(signal.SIGINT)
+    assert run([*OPTIONS, "--out", str(out)]) == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    captured = capsys.readouterr()
+    kept = f"what is done stays in {out}, and with --force the same command begins anew"
+    assert re.fullmatch(
+        rf"interrupted after \d+(\.\d)? s of simulated time; {re.escape(kept)}\ninterrupted\n", captured.err
+    )
+    found = load_run(out)
+    assert found.interrupted_s is not None
+    assert found.interrupted_s >= found.steps.end_s[-1]
+    assert found.summary["states"]["finished"] == 5 < found.summary["arrived"] <= 12
+    assert captured.out.startswith("chunked, Llama-3.1-8B on 1 x A100-80G\n")
+    assert run(["plot", "trace", str(out)]) == 0
+    assert f"note: {out} was interrupted after" in capsys.readouterr().err
+    assert "run was interrupted after" in runs_page({"run": found})
+    # The same again is the whole run, and an interruption leaves that alone.
+    assert run([*OPTIONS, "--out", str(out), "--force"]) == 0
+    assert load_run(out).interrupted_s is None
+
+
+def test_an_interrupted_run_leaves_a_whole_one_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> None:
+    out = tmp_path / "run"
+    assert run([*OPTIONS, "--out", str(out), "--quiet"]) == 0
+    whole = (out / "steps.parquet").read_bytes()
+    capsys.readouterr()
+    request.getfixturevalue("ctrl_c")
+    assert run([*OPTIONS, "--out", str(out), "--force", "--json"]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document["out"] is None
+    assert document["metrics"]["interrupted_s"] > 0
+    assert (out / "steps.parquet").read_bytes() == whole
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    stops = []
+    with pytest.raises(KeyboardInterrupt), held_back() as held:  # noqa: PT012 - two signals
+        held.stops(lambda: stops.append("stopped"))
+        signal.raise_signal(signal.SIGINT)
+        assert stops == ["stopped"]
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
 
 
 def test_an_internal_error_is_no_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("bug")
 
-    monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
+    monkeypatch.setattr(sim.simulate.Prepared, "loop", fail)
     with pytest.raises(RuntimeError, match="bug"):
         run(OPTIONS)
 
@@ -148,7 +216,7 @@ def test_short_memory_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 74.5 GiB")
 
-    monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
+    monkeypatch.setattr(sim.simulate.Prepared, "loop", fail)
     assert run(OPTIONS) == 2
     assert capsys.readouterr().err.startswith("error: memory is short (Unable to allocate 74.5 GiB); serve fewer")
 
@@ -159,7 +227,7 @@ def test_what_the_system_has_no_more_of_is_no_stream(
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(sim.simulate.Prepared, "run", fail)
+    monkeypatch.setattr(sim.simulate.Prepared, "loop", fail)
     assert run(OPTIONS) == 2
     assert capsys.readouterr().err.startswith("error: Too many open files: a limit of this process or machine; raise")
 

@@ -90,6 +90,7 @@ def _settings(run: Run) -> str:
 def _body(title: str, runs: Runs, rows: Sequence[Row], progress: Progress) -> Iterator[Markup]:
     shown = looks((name, one["policy_name"]) for name, one in zip(runs, rows, strict=True))
     yield tag("h1", title)
+    yield from _interrupted(runs)
     if len(runs) == 1:
         yield _about(rows[0])
         yield tag("div", *(_card(name, rows[0].get(column), column) for name, column in CARDS.items()), class_="cards")
@@ -110,6 +111,15 @@ def _body(title: str, runs: Runs, rows: Sequence[Row], progress: Progress) -> It
         yield folded if len(runs) > 1 else joined(parts)
         progress((place + 1) / len(runs))
     yield from _repeat(runs)
+
+
+def _interrupted(runs: Runs) -> Iterator[Markup]:
+    """A sentence on each run that did not come to its end."""
+    for name, run in runs.items():
+        if run.interrupted_s is not None:
+            words = f"{name} was interrupted after {seconds(run.interrupted_s)} of simulated time. Requests that were "
+            words += "to arrive later are not in it, and those that were under way count as missed."
+            yield tag("p", words, class_="note")
 
 
 def _about(one: Row) -> Markup:
