@@ -64,6 +64,22 @@ def test_co_runs_of_prefill_and_decode_on_every_split_from_both_sides() -> None:
     assert seen == dict.fromkeys((layers, layers[::-1], traffic, traffic[::-1]), both)
 
 
+def test_whole_layers_alone_at_the_sizes_of_steps_and_no_co_runs_of_these() -> None:
+    groups = plan(TINY, cpu_shares(2), CPU, quick=False).groups
+    alone: dict[str, set[int]] = {"prefill_layers": set(), "decode_layers": set()}
+    beside: dict[str, set[int]] = {"prefill_layers": set(), "decode_layers": set()}
+    for target, variants in groups:
+        if target.kernel in alone:
+            size = target.shape[1] if target.kernel == "prefill_layers" else target.shape[0]
+            for variant in variants:
+                (alone if variant.beside is None else beside)[target.kernel].add(size)
+    assert alone == {
+        "prefill_layers": {4, 8, 16, 32, 64, 128, 256, 512},
+        "decode_layers": {1, 2, 3, 4, 6, 8, 12, 16, 32},
+    }
+    assert beside == {"prefill_layers": {64, 128, 256}, "decode_layers": {1, 4, 8, 16}}
+
+
 def test_products_have_points_just_above_tile_borders_and_of_all_the_models_matrices() -> None:
     grid = plan(LLAMA, H200, GPU, quick=False)
     shapes = [group.target.shape for group in grid.groups if group.target.kernel == "gemm"]

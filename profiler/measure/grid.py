@@ -69,6 +69,8 @@ class Reach(NamedTuple):
 
     kv_tokens: most tokens a decode batch may hold together. layers: of the launches of whole layers.
     prefills, decodes: (new, cached) and (requests, context) of launches that run beside each other.
+    lone_prefills, lone_decodes: of launches timed alone only, at the sizes that steps have: a product in a layer is not
+        what it is over and over.
     prefill_stride: every how many of the token counts prefill attention is measured at.
     cube, copy_bytes: of the product and the copies that the device's ceilings are read from.
     """
@@ -86,6 +88,8 @@ class Reach(NamedTuple):
     layers: int = 4
     context: int = 1 << 17
     prefill_stride: int = 2
+    lone_prefills: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = ((), ())
+    lone_decodes: tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]] = ((), ())
 
 
 MIB = 1 << 20
@@ -102,6 +106,8 @@ GPU = Reach(
     sequences=(2, 4, 8),
     prefills=(((2048, 0), (4096, 0)), ((512, 0), (1024, 8192), (8192, 0))),
     decodes=(((16, 1024), (64, 2048)), ((1, 8192), (128, 1024), (32, 8192))),
+    lone_prefills=(((128, 0), (1024, 0)), ((64, 0), (256, 0))),
+    lone_decodes=(((4, 1024), (32, 1024)), ((1, 1024), (2, 1024), (8, 1024), (256, 512))),
     kv_tokens=1 << 20,
     cube=8192,
     copy_bytes=(1024 * MIB, 256 * MIB),
@@ -115,6 +121,8 @@ CPU = Reach(
     sequences=(2, 4),
     prefills=(((64, 0), (256, 0)), ((128, 256),)),
     decodes=(((1, 256), (8, 256)), ((4, 512), (16, 128))),
+    lone_prefills=(((8, 0), (32, 0), (128, 0)), ((4, 0), (16, 0), (512, 0))),
+    lone_decodes=(((2, 128), (4, 128), (16, 128)), ((3, 128), (6, 128), (12, 128), (32, 128))),
     kv_tokens=1 << 14,
     cube=1024,
     copy_bytes=(64 * MIB, 16 * MIB),
@@ -179,7 +187,8 @@ def _saturation(shapes: Shapes, shares: Shares) -> Iterator[Group]:
 
 def _co_runs(shapes: Shapes, shares: Shares, fineness: int) -> Iterator[Group]:
     """Each prefill shape beside each decode shape on every split, and each alone on the same shares."""
-    prefills, decodes = shapes.prefill_layers(fineness), shapes.decode_layers(fineness)
+    prefills = shapes.prefill_layers(shapes.reach.prefills[fineness])
+    decodes = shapes.decode_layers(shapes.reach.decodes[fineness])
     for prefill in prefills:
         for decode in decodes:
             for target, beside in ((decode, prefill), (prefill, decode)):
@@ -234,8 +243,8 @@ class Shapes:
         yield from self.attention_prefill(fineness)
         yield from self.attention_decode(fineness)
         yield from self.elementwise(tokens, requests)
-        yield from self.prefill_layers(fineness)
-        yield from self.decode_layers(fineness)
+        yield from self.prefill_layers(self.reach.prefills[fineness] + self.reach.lone_prefills[fineness])
+        yield from self.decode_layers(self.reach.decodes[fineness] + self.reach.lone_decodes[fineness])
 
     def elementwise(self, tokens: Sequence[int], requests: Sequence[int]) -> Iterator[Target]:
         # Bound by memory and smooth in their tokens: half of the points do, both ends among them.
@@ -272,17 +281,17 @@ class Shapes:
             if context <= self.context and requests * context <= self.reach.kv_tokens:
                 yield Target("attention_decode", (requests, context, *self.heads))
 
-    def prefill_layers(self, fineness: int) -> list[Target]:
+    def prefill_layers(self, chunks: Sequence[tuple[int, int]]) -> list[Target]:
         return [
             Target("prefill_layers", (1, new, cached, self.layers))
-            for new, cached in self.reach.prefills[fineness]
+            for new, cached in chunks
             if new + cached <= self.context
         ]
 
-    def decode_layers(self, fineness: int) -> list[Target]:
+    def decode_layers(self, batches: Sequence[tuple[int, int]]) -> list[Target]:
         return [
             Target("decode_layers", (requests, context, self.layers))
-            for requests, context in self.reach.decodes[fineness]
+            for requests, context in batches
             if context <= self.context and requests * context <= self.reach.kv_tokens
         ]
 
