@@ -5,13 +5,16 @@ Bullet paper, section 3.2: predictions are multiplied by alpha = measured / pred
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from policies.api import Observation
 
 WEIGHT: Final = 1 / 32
 """Of one step in the running mean: a layer group or decode step says little, and a device changes within seconds."""
+
+
+OwnErrors = Callable[[Observation | None], tuple[Observation | None, list[tuple[bool, list[float]]]]]
 
 
 class Alphas(NamedTuple):
@@ -28,23 +31,36 @@ class Alphas(NamedTuple):
     def after(self, observed: Sequence[Observation]) -> Alphas:
         """With the steps that have finished since; the same where there is none."""
         prefill, decode, latest = self
-        last_s = None if latest is None else latest.measured_s
-        fresh: list[Observation] = []
-        for seen in reversed(observed):
-            # A number first: most differ there already.
-            if seen[6] == last_s and seen == latest:
-                break
-            fresh.append(seen)
+        newest, fresh = errors_since(observed, latest)
         if not fresh:
             return self
-        # By place: a coast brings dozens, and names take twice as long.
-        for _, work, _, _, _, predicted_s, measured_s in reversed(fresh):
-            error = measured_s / predicted_s
-            if work[0]:
-                prefill += WEIGHT * (error - prefill)
+        for prefills, errors in reversed(fresh):
+            if prefills:
+                for error in reversed(errors):
+                    prefill += WEIGHT * (error - prefill)
             else:
-                decode += WEIGHT * (error - decode)
-        return tuple.__new__(Alphas, (prefill, decode, fresh[0]))
+                for error in reversed(errors):
+                    decode += WEIGHT * (error - decode)
+        return tuple.__new__(Alphas, (prefill, decode, newest))
+
+
+def errors_since(
+    observed: Sequence[Observation], latest: Observation | None
+) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
+    """Measured over predicted seconds of the steps after the newest that equals ``latest``, and the newest of all.
+
+    Newest first, those together that are of one kind: whether they prefill, and the error of each. What has a method
+    of this name answers without an Observation for each.
+    """
+    own: OwnErrors | None = getattr(observed, "errors_since", None)
+    if own is not None:
+        return own(latest)
+    fresh: list[tuple[bool, list[float]]] = []
+    for seen in reversed(observed):
+        if seen == latest:
+            break
+        fresh.append((bool(seen.work.prefill), [seen.measured_s / seen.predicted_s]))
+    return observed[-1] if fresh else latest, fresh
 
 
 UNCORRECTED = Alphas()

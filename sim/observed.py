@@ -29,53 +29,105 @@ class CoastedSteps(NamedTuple):
     predicted_s: list[float]
     times_s: list[float]
 
+    def observation(self, place: int) -> Observation:
+        """One step."""
+        lane, sms, decodes, overlap, contexts, predicted_s, times_s = self
+        work = new(Work, ((), decodes, contexts[place], None, True, 0, overlap))
+        measured_s = times_s[place + 1] - times_s[place]
+        return new(Observation, (lane, work, sms, None, 0, predicted_s[place], measured_s))
+
     def observations(self) -> list[Observation]:
         """Each step, no more than are kept."""
-        lane, sms, decodes, overlap, contexts, predicted_s, times_s = self
+        steps = len(self.contexts)
+        return [self.observation(place) for place in range(max(0, steps - OBSERVED_STEPS), steps)]
+
+    def errors_since(self, latest: Observation | None, most: int) -> tuple[list[float], bool]:
+        """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``, newest first;
+        and whether ``latest`` is one of them."""
+        last_s = -1.0 if latest is None else latest[6]
+        _, _, _, _, contexts, predicted_s, times_s = self
         steps = len(contexts)
-        first = max(0, steps - OBSERVED_STEPS)
-        starts_s, ends_s = times_s[first:steps], times_s[first + 1 : steps + 1]
-        works = [new(Work, ((), decodes, context, None, True, 0, overlap)) for context in contexts[first:]]
-        return [
-            new(Observation, (lane, work, sms, None, 0, predicted, end_s - start_s))
-            for work, predicted, start_s, end_s in zip(works, predicted_s[first:steps], starts_s, ends_s, strict=True)
-        ]
+        found: list[float] = []
+        for place in range(steps - 1, max(-1, steps - most - 1), -1):
+            measured_s = times_s[place + 1] - times_s[place]
+            # A number first: most differ there already.
+            if measured_s == last_s and self.observation(place) == latest:
+                return found, True
+            found.append(measured_s / predicted_s[place])
+        return found, False
 
 
 class ObservedSteps(Sequence[Observation]):
     """The last finished steps, oldest first; what coasts have done becomes Observations only when somebody looks."""
 
-    __slots__ = ("_finished", "_unseen", "add")
+    __slots__ = ("_finished", "_kept", "_unlisted", "_unseen", "add")
 
     def __init__(self) -> None:
-        self._finished: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
-        # Each of these is one step or more, so that the last ones are always among them.
+        # Each item is one step or more, so that the last steps are always among them.
         self._unseen: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
+        self._kept: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
+        self._unlisted: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
+        self._finished: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
         self.add = self._unseen.append
 
-    def _seen(self) -> deque[Observation]:
-        finished, unseen = self._finished, self._unseen
+    def errors_since(self, latest: Observation | None) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
+        """See :func:`policies.recalibration.errors_since`: nothing becomes an Observation but the newest step."""
+        kept = self._see()
+        if not kept:
+            return latest, []
+        newest: Observation | None = None
+        last_s, left = -1.0 if latest is None else latest[6], OBSERVED_STEPS
+        found: list[tuple[bool, list[float]]] = []
+        for item in reversed(kept):
+            if isinstance(item, CoastedSteps):
+                errors, met = item.errors_since(latest, left)
+                if errors:
+                    newest = newest or item.observation(len(item[4]) - 1)
+                    found.append((False, errors))
+                left -= len(errors)
+            else:
+                met = item[6] == last_s and item == latest
+                if not met:
+                    newest = newest or item
+                    found.append((bool(item[1][0]), [item[6] / item[5]]))
+                    left -= 1
+            if met or not left:
+                break
+        return newest or latest, found
+
+    def _see(self) -> deque[Observation | CoastedSteps]:
+        """The last items."""
+        unseen, kept = self._unseen, self._kept
         if unseen:
-            for item in unseen:
+            kept.extend(unseen)
+            self._unlisted.extend(unseen)
+            unseen.clear()
+        return kept
+
+    def _listed(self) -> deque[Observation]:
+        self._see()
+        finished, unlisted = self._finished, self._unlisted
+        if unlisted:
+            for item in unlisted:
                 if isinstance(item, Observation):
                     finished.append(item)
                 else:
                     finished.extend(item.observations())
-            unseen.clear()
+            unlisted.clear()
         return finished
 
     def __len__(self) -> int:
-        return len(self._seen())
+        return len(self._listed())
 
     def __reversed__(self) -> Iterator[Observation]:
-        return reversed(self._seen())
+        return reversed(self._listed())
 
     @overload
     def __getitem__(self, index: int) -> Observation: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Observation]: ...
     def __getitem__(self, index: int | slice) -> Observation | Sequence[Observation]:
-        finished = self._seen()
+        finished = self._listed()
         if isinstance(index, slice):
             return [finished[i] for i in range(*index.indices(len(finished)))]
         return finished[index]

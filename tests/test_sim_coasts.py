@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.api import Decision, Load, RequestProgress, Step, View
+from policies.api import Decision, Load, Observation, RequestProgress, Step, View
 from policies.bullet import Bullet
 from policies.chunked import ChunkedPrefill
 from policies.disaggregation import Disaggregation
+from policies.recalibration import errors_since
 from policies.routing import PrefixAffine
 from policies.slo import SLO
 from profiler import fitted, roofline
@@ -149,6 +154,27 @@ def test_of_a_long_coast_the_last_steps_are_observed():
     assert observed[-1].work == Work(decode_requests=2, decode_context_tokens=20 + 2 * (steps - 1))
     observed.add(CoastedSteps("decode", 10, 1, None, range(5, 6), [0.5], [7.0, 8.0]))
     assert [seen.measured_s for seen in observed[-2:]] == [steps, 1.0]
+
+
+@given(st.lists(st.integers(0, 90), max_size=8), st.integers(0, 2**30))
+def test_errors_are_those_of_the_observations(lengths: list[int], seed: int):
+    """Whatever was counted last, nothing included: coasts of so many steps, or a prefill for 0; few distinct times."""
+    draw, observed = random.Random(seed), ObservedSteps()
+    for steps in lengths:
+        if steps:
+            times_s = list(accumulate(draw.choices((0.25, 0.5), k=steps), initial=1.0))
+            predicted_s = draw.choices((0.25, 0.75), k=steps)
+            observed.add(CoastedSteps("decode", 10, 1, None, range(5, 5 + steps), predicted_s, times_s))
+        else:
+            observed.add(Observation("prefill", Work(((10, 0),)), 10, None, 0, 0.5, draw.choice((0.25, 0.5))))
+    listed = list(observed)
+    for latest in (None, *draw.choices(listed, k=min(3, len(listed)))):
+        newest, runs = errors_since(observed, latest)
+        plain_newest, plain = errors_since(listed, latest)
+        assert newest == plain_newest
+        assert [(prefills, error) for prefills, errors in runs for error in errors] == [
+            (prefills, error) for prefills, (error,) in plain
+        ]
 
 
 @pytest.mark.parametrize("rows", [0, 1, 10, 11])
