@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from profiler.commoncores import Shared, shared
 from profiler.decodetable import DecodeTable
 from profiler.devicecalibration import DeviceCalibration, built_in, built_in_names, load_calibration
 from profiler.kernels import Kernel, Shard
@@ -34,6 +35,10 @@ class FittedModel(KernelSumModel):
     def _contention(self, decodes: bool) -> tuple[float, float]:
         found = self.calibration.contention
         return (found.decode_any, found.decode) if decodes else (found.prefill_any, found.prefill)
+
+    def _shared_cores(self) -> tuple[Shared, ...]:
+        found = self.calibration
+        return shared(found.contention.table, found.device.sms) if found.device.in_step else ()
 
 
 @lru_cache(maxsize=8)

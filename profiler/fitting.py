@@ -239,7 +239,8 @@ def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCali
 def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -> Contention:
     """Slowdowns that best explain the co-runs: extra time over (share of DRAM that the other draws x DRAM-bound time).
 
-    Measured against the same launch alone on the same share, so errors of the kernels cancel.
+    Measured against the same launch alone on the same share, so errors of the kernels cancel. Co-runs on cores in
+    common are another matter (:mod:`profiler.commoncores`), and are kept as measured.
     """
     times = {_key(row): float(row["latency_s"]) for row in alone.to_dict("records")}
     pairs: dict[str, list[tuple[float, float]]] = {"decode_layers": [], "prefill_layers": []}
@@ -252,7 +253,8 @@ def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -
         sms, other_sms = int(row["sms"]), int(row["beside_sms"])
         other = work_of(row, "beside_")
         share, bound = model.dram_share(other, other_sms), model.dram_bound_share(work_of(row), sms)
-        pairs[str(row["kernel"])].append((share * bound, slowdown - 1))
+        if not (model.device.in_step and sms + other_sms > model.device.sms):
+            pairs[str(row["kernel"])].append((share * bound, slowdown - 1))
         table.append({"decodes": float(row["kernel"] == "decode_layers"), "sms": sms, "beside_sms": other_sms,
                       "tokens": float(work_of(row).new_tokens), "beside_tokens": float(other.new_tokens),
                       "slowdown": slowdown})  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
+from profiler.commoncores import CommonCores, Shared
 from profiler.composition import NOTHING, LayerCosts
 from profiler.decodebeside import DecodeBeside, DecodeLosses
 from profiler.kernels import Chunks, Kernel, Shard
@@ -84,6 +85,7 @@ class KernelSumModel:
     _prefills: dict[int, KernelSumPasses] = field(init=False, repr=False, compare=False)
     _draws: dict[Work, Draw] = field(init=False, repr=False, compare=False)
     _losses: tuple[tuple[float, float], tuple[float, float]] = field(init=False, repr=False, compare=False)
+    _common: CommonCores = field(init=False, repr=False, compare=False)
     _decode_host_s: float = field(init=False, repr=False, compare=False)
     _decode_losses: DecodeLosses = field(init=False, repr=False, compare=False)
 
@@ -105,6 +107,7 @@ class KernelSumModel:
         object.__setattr__(self, "_prefills", {})
         object.__setattr__(self, "_draws", {})
         object.__setattr__(self, "_losses", (self._contention(False), self._contention(True)))
+        object.__setattr__(self, "_common", CommonCores(self.device.sms, self._shared_cores()))
         object.__setattr__(self, "_decode_host_s", self.launch_overhead_s + self.pass_overhead_s)
         losses = DecodeLosses(self.device.sms, *self._losses[True], self._costs, self._decode_host_s)
         object.__setattr__(self, "_decode_losses", losses)
@@ -117,6 +120,10 @@ class KernelSumModel:
         """What a launch that decodes, or one that only prefills, loses beside another: (to any, of its DRAM-bound
         time to one that draws all of the DRAM)."""
         ...
+
+    def _shared_cores(self) -> tuple[Shared, ...]:
+        """What was measured of launches in step that have SMs in common."""
+        return ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
@@ -138,8 +145,8 @@ class KernelSumModel:
         is 0 until measured (paper, section 3.2), as is what all kernels lose to any co-runner. Transfers are not
         slowed, and slow nobody.
         Where ``sms`` and ``beside_sms`` exceed the device together, the two take turns on the SMs they share, as if
-        each had floor(its SMs * N / sum) of its own, at least one; on a device whose SMs work in step, both take twice
-        as long.
+        each had floor(its SMs * N / sum) of its own, at least one; on a device whose SMs work in step, each takes
+        as many times as long as was measured of such shares, twice where nothing was (:mod:`profiler.commoncores`).
         """
         prefill, requests, context, layers, head, transferred, overlap = work
         if layers is not None and prefill and not (requests or context or transferred) and overlap is None:
@@ -162,7 +169,7 @@ class KernelSumModel:
         if beside is None or beside.kv_transfer_tokens:
             seconds, _, source = self._table.launch(work, sms)
         elif self.device.in_step and sms + beside_sms > self.device.sms:
-            return self._in_turns(work, sms, beside_sms)
+            return self._in_common(work, sms, beside_sms)
         else:
             seconds, source = self._contended(work, sms, beside, beside_sms)
         if self._costs is not None:
@@ -346,12 +353,13 @@ class KernelSumModel:
     def _layers(self, work: Work) -> int:
         return self.model.layers if work.layers is None else work.layers
 
-    def _in_turns(self, work: Work, sms: int, beside_sms: int) -> Estimate:
-        """Beside a launch on some of the same SMs, each in step: common SMs give each half of their time, and the other
-        SMs of either launch wait for those."""
+    def _in_common(self, work: Work, sms: int, beside_sms: int) -> Estimate:
+        """Beside a launch on some of the same SMs, each in step."""
         self._check_beside(beside_sms)
         seconds, source = self.estimate(work, sms)
-        return Estimate(2 * seconds - self.host_seconds(work), source)
+        host_s = self.host_seconds(work)
+        slowdown = self._common.slowdown(work.decode_requests > 0, sms, beside_sms)
+        return Estimate(slowdown * (seconds - host_s) + host_s, source)
 
     def _check_beside(self, sms: int) -> None:
         if not 0 < sms <= self.device.sms:

@@ -39,7 +39,8 @@ def test_every_kernel_once_at_shapes_that_exist(model: profiler.ModelSpec, share
         assert len(group.target.shape) == len(SHAPES[group.target.kernel])
         for variant in group.variants:
             assert variant.sms in shares.all
-            assert variant.sms + variant.beside_sms <= shares.whole
+            apart = variant.sms + variant.beside_sms <= shares.whole
+            assert apart or (variant.sms, variant.beside_sms) in shares.common
 
 
 def test_the_ceilings_come_first_and_every_kernel_on_the_key_shares_before_any_other() -> None:
@@ -111,9 +112,27 @@ def test_a_device_without_shares_is_measured_whole() -> None:
 
 
 def test_cores_are_shared_in_disjoint_pairs() -> None:
-    assert cpu_shares(1) == (1, ())
-    assert cpu_shares(2) == (2, ((1, 1),))
-    assert cpu_shares(8) == (8, ((1, 7), (2, 6), (4, 4)))
+    assert cpu_shares(1).splits == ()
+    assert cpu_shares(2).splits == ((1, 1),)
+    assert cpu_shares(8)[:2] == (8, ((1, 7), (2, 6), (4, 4)))
+
+
+def test_all_cores_beside_any_part_are_measured_too() -> None:
+    assert cpu_shares(1).common == ((1, 1),)
+    assert cpu_shares(2).common == ((2, 1), (1, 2), (2, 2))
+    seen = {
+        (group.target.kernel, group.target.shape[:2], variant.sms, variant.beside_sms)
+        for group in plan(TINY, cpu_shares(2), CPU, quick=True).groups
+        for variant in group.variants
+        if variant.sms + variant.beside_sms > 2
+    }
+    shapes = [
+        ("decode_layers", (1, 256)),
+        ("decode_layers", (8, 256)),
+        ("prefill_layers", (1, 64)),
+        ("prefill_layers", (1, 256)),
+    ]
+    assert seen == {(*shape, *pair) for shape in shapes for pair in cpu_shares(2).common}
 
 
 def test_host_time_is_read_from_all_kernels_of_a_pass() -> None:

@@ -46,10 +46,14 @@ class Group(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Shares a device grants: all of it, and disjoint pairs (granted, rest). No pairs: shares cannot be had."""
+    """Shares a device grants: all of it, and disjoint pairs (granted, rest). No pairs: shares cannot be had.
+
+    common: (own, other) of shares that two launches may have at a time although they have SMs in common.
+    """
 
     whole: int
     splits: tuple[tuple[int, int], ...]
+    common: tuple[tuple[int, int], ...] = ()
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -170,6 +174,7 @@ def _in_order(shapes: Shapes, shares: Shares, quick: bool) -> Iterator[Group]:
     yield from (Group(target, whole) for target in shapes.host())
     yield from _saturation(shapes, shares)
     yield from _co_runs(shapes, shares, 0)
+    yield from _in_common(shapes, shares)
     yield from (Group(target, everywhere) for target in coarse)
     if not quick:
         yield from _co_runs(shapes, shares, 1)
@@ -195,6 +200,21 @@ def _co_runs(shapes: Shapes, shares: Shares, fineness: int) -> Iterator[Group]:
                 beside_it = tuple(Variant(sms, beside, rest) for sms, rest in _both_ways(shares))
                 alone = tuple(Variant(sms) for sms in shares.all)
                 yield Group(target, alone + beside_it)
+
+
+def _in_common(shapes: Shapes, shares: Shares) -> Iterator[Group]:
+    """A small and a large prefill beside a decode step of its size, on shares that have SMs in common, from both sides.
+
+    How launches share a core hardly depends on what they are, so not every one is measured beside every other.
+    """
+    if shares.common:
+        prefills, decodes = (
+            shapes.prefill_layers(shapes.reach.prefills[0]),
+            shapes.decode_layers(shapes.reach.decodes[0]),
+        )
+        for prefill, decode in zip(prefills, decodes, strict=False):
+            for target, beside in ((decode, prefill), (prefill, decode)):
+                yield Group(target, tuple(Variant(sms, beside, other) for sms, other in shares.common))
 
 
 def _both_ways(shares: Shares) -> list[tuple[int, int]]:
