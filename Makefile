@@ -1,8 +1,10 @@
-# Each target does its own set-up in .venv; Python 3.11 or later, git and make are all that is needed.
+# Each target does its own set-up in .venv; Python 3.11 or later, git and make are all that is needed. What pip installs it
+# compiles to bytecode, but not what stays here, and Python keeps what it compiles only where the environment lets it.
 PYTHON ?= python3
 VENV := .venv
 FAST := .venv-fast
 RUN := $(VENV)/bin
+ROOMS := cli policies profiler real sim traces
 
 .PHONY: demo test notebooks lint typecheck figures models fast clean
 
@@ -73,10 +75,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(RUN)/python -m compileall -q $(ROOMS)
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,real,dask,tune]'
+	$(RUN)/python -m compileall -q $(ROOMS)
 	touch $@
 
 $(VENV)/.installed-notebooks: pyproject.toml constraints.txt | $(VENV)/bin/python

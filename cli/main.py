@@ -7,60 +7,66 @@ for SIGTERM.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 from typing import TextIO
 
 import typer
 
-from cli import (
-    capacity,
-    catalogue,
-    completion,
-    demo,
-    fit,
-    plot,
-    policies,
-    profile,
-    profiles,
-    report,
-    simulate,
-    sweep,
-    traces,
-    tune,
-    validate,
-)
+from cli import completion
 
 INTERRUPTED = 130
 TERMINATED = 143
 SCARCE = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 """What memory, processes and pipes fail by, which have no file."""
 
-app = typer.Typer(
-    name="bulletsim",
-    help="Simulate, measure and compare LLM-serving policies that share one GPU between prefill and decode.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-)
-app.command("demo")(demo.demo)
-app.add_typer(traces.app, name="traces")
-app.command("simulate")(simulate.simulate)
-app.command("sweep")(sweep.sweep)
-app.command("capacity")(capacity.capacity)
-app.command("tune")(tune.tune)
-app.command("plot")(plot.plot)
-app.command("report")(report.report)
-app.command("profile")(profile.profile)
-app.add_typer(profiles.app, name="profiles")
-app.command("fit")(fit.fit)
-app.command("validate")(validate.validate)
-app.command("policies")(policies.policies)
-app.command("models")(catalogue.models)
-app.command("devices")(catalogue.devices)
+NEW_OBJECTS = 50_000
+"""After which Python looks for cycles."""
+
+COMMANDS = {
+    "demo": ("cli.demo", "demo"),
+    "traces": ("cli.traces", "app"),
+    "simulate": ("cli.simulate", "simulate"),
+    "sweep": ("cli.sweep", "sweep"),
+    "capacity": ("cli.capacity", "capacity"),
+    "tune": ("cli.tune", "tune"),
+    "plot": ("cli.plot", "plot"),
+    "report": ("cli.report", "report"),
+    "profile": ("cli.profile", "profile"),
+    "profiles": ("cli.profiles", "app"),
+    "fit": ("cli.fit", "fit"),
+    "validate": ("cli.validate", "validate"),
+    "policies": ("cli.policies", "policies"),
+    "models": ("cli.catalogue", "models"),
+    "devices": ("cli.catalogue", "devices"),
+}
+"""Each command's module, and what in it."""
+
+
+def app(named: str = "") -> typer.Typer:
+    """The command with all its parts, or with the one that is ``named``: typer reads the options of all it has."""
+    whole = typer.Typer(
+        name="bulletsim",
+        help="Simulate, measure and compare LLM-serving policies that share one GPU between prefill and decode.",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        # Without one, typer would make the one command the whole.
+        callback=lambda: None,
+    )
+    for name in (named,) if named in COMMANDS else COMMANDS:
+        module, attribute = COMMANDS[name]
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            whole.add_typer(found, name=name)
+        else:
+            whole.command(name)(found)
+    return whole
 
 
 class Terminated(BaseException):
@@ -70,7 +76,8 @@ class Terminated(BaseException):
 def run(arguments: Sequence[str]) -> int:
     """The command's exit status; prints what went wrong. Internal errors are raised."""
     try:
-        status = app(args=list(arguments), prog_name="bulletsim", standalone_mode=False)
+        command = app(next(iter(arguments), ""))
+        status = command(args=list(arguments), prog_name="bulletsim", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except Terminated:
@@ -107,6 +114,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     # Nothing here uses a plugin of pydantic, and to find that there is none it reads what every package installed says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # Modules and tables stay: looking among them for cycles every 700 objects is a fifteenth of a command's start.
+    gc.set_threshold(NEW_OBJECTS)
     if os.environ.get(completion.VARIABLE) == completion.BASH:
         completion.in_bash(lambda: run([]))
         return

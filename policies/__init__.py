@@ -1,5 +1,10 @@
 """What to run next, on which SMs: the contract (:mod:`policies.api`) and one file a policy."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from policies.api import (
     LINK,
     Chunk,
@@ -17,25 +22,27 @@ from policies.api import (
     View,
     simulated_only,
 )
-from policies.bullet import Bullet
-from policies.bullet_eager import BulletEager
-from policies.chunked import ChunkedPrefill
-from policies.disaggregation import Disaggregation
-from policies.duetserve import DuetServe
-from policies.loading import POLICIES, load
-from policies.muxwise import MuxWise
-from policies.nanoflow import NanoFlow
-from policies.nexus import Nexus
-from policies.oracle import Oracle
-from policies.pod import Pod
-from policies.prefill_first import PrefillFirst
+from policies.loading import CLASSES, POLICIES, load
 from policies.routing import ROUTERS, LeastLoaded, PrefixAffine, RoundRobin
-from policies.semi_pd import SemiPD
-from policies.sglang_chunked import SglangChunked
 from policies.slo import SLO
-from policies.static_split import StaticSplit
-from policies.uncapped_streams import UncappedStreams
-from policies.vllm_chunked import VllmChunked
+
+if TYPE_CHECKING:
+    from policies.bullet import Bullet
+    from policies.bullet_eager import BulletEager
+    from policies.chunked import ChunkedPrefill
+    from policies.disaggregation import Disaggregation
+    from policies.duetserve import DuetServe
+    from policies.muxwise import MuxWise
+    from policies.nanoflow import NanoFlow
+    from policies.nexus import Nexus
+    from policies.oracle import Oracle
+    from policies.pod import Pod
+    from policies.prefill_first import PrefillFirst
+    from policies.semi_pd import SemiPD
+    from policies.sglang_chunked import SglangChunked
+    from policies.static_split import StaticSplit
+    from policies.uncapped_streams import UncappedStreams
+    from policies.vllm_chunked import VllmChunked
 
 __all__ = [
     "LINK",
@@ -77,3 +84,11 @@ __all__ = [
     "load",
     "simulated_only",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # A policy's class: a run imports the one that it has.
+    for module, cls in CLASSES.values():
+        if cls == name:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'policies' has no attribute {name!r}")

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from policies.api import Policy
-from policies.bullet import Bullet
-from policies.bullet_eager import BulletEager
-from policies.chunked import ChunkedPrefill
-from policies.disaggregation import Disaggregation
-from policies.duetserve import DuetServe
-from policies.muxwise import MuxWise
-from policies.nanoflow import NanoFlow
-from policies.nexus import Nexus
-from policies.oracle import Oracle
-from policies.pod import Pod
-from policies.prefill_first import PrefillFirst
 from policies.routing import ROUTERS
-from policies.semi_pd import SemiPD
-from policies.sglang_chunked import SglangChunked
-from policies.static_split import StaticSplit
-from policies.uncapped_streams import UncappedStreams
-from policies.vllm_chunked import VllmChunked
 
-POLICIES: dict[str, type[Any]] = {
-    "chunked": ChunkedPrefill,
-    "bullet": Bullet,
-    "bullet-eager": BulletEager,
-    "disaggregation": Disaggregation,
-    "static-split": StaticSplit,
-    "prefill-first": PrefillFirst,
-    "vllm-chunked": VllmChunked,
-    "sglang-chunked": SglangChunked,
-    "nanoflow": NanoFlow,
-    "pod": Pod,
-    "uncapped-streams": UncappedStreams,
-    "semi-pd": SemiPD,
-    "nexus": Nexus,
-    "duetserve": DuetServe,
-    "muxwise": MuxWise,
-    "oracle": Oracle,
+CLASSES = {
+    "chunked": ("policies.chunked", "ChunkedPrefill"),
+    "bullet": ("policies.bullet", "Bullet"),
+    "bullet-eager": ("policies.bullet_eager", "BulletEager"),
+    "disaggregation": ("policies.disaggregation", "Disaggregation"),
+    "static-split": ("policies.static_split", "StaticSplit"),
+    "prefill-first": ("policies.prefill_first", "PrefillFirst"),
+    "vllm-chunked": ("policies.vllm_chunked", "VllmChunked"),
+    "sglang-chunked": ("policies.sglang_chunked", "SglangChunked"),
+    "nanoflow": ("policies.nanoflow", "NanoFlow"),
+    "pod": ("policies.pod", "Pod"),
+    "uncapped-streams": ("policies.uncapped_streams", "UncappedStreams"),
+    "semi-pd": ("policies.semi_pd", "SemiPD"),
+    "nexus": ("policies.nexus", "Nexus"),
+    "duetserve": ("policies.duetserve", "DuetServe"),
+    "muxwise": ("policies.muxwise", "MuxWise"),
+    "oracle": ("policies.oracle", "Oracle"),
 }
+"""Module and class by name."""
+
+
+class _Known(Mapping[str, type[Any]]):
+    """The classes by name, each imported when it is asked for: a run has one policy."""
+
+    def __getitem__(self, name: str) -> type[Any]:
+        module, cls = CLASSES[name]
+        found: type[Any] = getattr(importlib.import_module(module), cls)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CLASSES)
+
+    def __len__(self) -> int:
+        return len(CLASSES)
+
+
+POLICIES: Mapping[str, type[Any]] = _Known()
 
 CONTRACT = ("name", "needs_truth", "fewest_instances", "router", "roles", "lanes", "decide")
 """What :class:`policies.api.Policy` asks for."""

@@ -7,11 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from profiler.commoncores import Shared, shared
-from profiler.decodetable import DecodeTable
 from profiler.devicecalibration import DeviceCalibration, built_in, built_in_names, load_calibration
 from profiler.kernels import Kernel, Shard
 from profiler.kernelsum import KernelSumModel
-from profiler.layertable import Prepared, prepared
+from profiler.layertable import Prepared
 from profiler.presets import model as model_preset
 from profiler.shardcalibration import ShardCalibration
 from profiler.specs import DType, ModelSpec
@@ -30,7 +29,7 @@ class FittedModel(KernelSumModel):
         # The trees answer for all sizes of a kernel at once: now, not while requests wait.
         for kernel in shard.kernels(Work(((1, 0),), 1, 1)):
             calibration.alphas(kernel)
-        return StepTable(shard, calibration.clock, calibration, _beforehand(self.calibration, shard))
+        return StepTable(shard, calibration.clock, calibration, beforehand(self.calibration, shard))
 
     def _contention(self, decodes: bool) -> tuple[float, float]:
         found = self.calibration.contention
@@ -49,18 +48,14 @@ def tabulated(calibration: DeviceCalibration) -> ShardCalibration:
 
 
 @lru_cache(maxsize=8)
-def _beforehand(measured: DeviceCalibration, shard: Shard) -> Prepared:
+def beforehand(measured: DeviceCalibration, shard: Shard) -> Prepared:
     """One for all of a model's instances."""
     calibration = tabulated(measured)
 
     def calibrated(kernels: list[Kernel]) -> list[Kernel]:
         return [calibration.calibrated(kernel) for kernel in kernels]
 
-    found = prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration))
-    table = DecodeTable(shard, calibration.clock, calibrated, calibration, found.batches)
-    for requests in found.heads:
-        table.batch(requests)
-    return found
+    return Prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration))
 
 
 def fitted(

@@ -124,7 +124,7 @@ class KernelClock:
             return waves(kernel.blocks, sms) * kernel.block_flops / flops_of_one_sm
         # Blocks of several sequences fill each other's waves: bound by all work over all SMs, and by the longest.
         issued = kernel.blocks * kernel.block_flops / sms
-        for chunk in kernel.chunks:
+        for chunk in set(kernel.chunks):
             blocks, flops = _blocks_of(chunk, kernel.dims)
             issued = max(issued, waves(blocks, sms) * flops)
         return issued / flops_of_one_sm

@@ -17,7 +17,13 @@ from profiler.tables import put
 from profiler.times import Sums, Times, added, between, between_sums
 
 PREPARED_TOKENS, PREPARED_SEQUENCES = 8192, 256
-"""Up to which sums on all shares are made beforehand: more than most launches have."""
+"""Up to which sums on all shares are made together: more than most launches have."""
+
+HEADS_AT_ONCE = 32
+"""Numbers of sequences for which the head is."""
+
+FEW = 256
+"""Sums that cost less one by one than all of them together."""
 
 MOST_SUMS = 4096
 """Numbers of tokens at which sums on all shares are kept; there are some hundred knots."""
@@ -37,36 +43,67 @@ def cost_of(kernels: Sequence[Kernel]) -> Cost:
     return Cost(sum(k.runs * k.flops for k in kernels), sum(k.runs * k.dram_bytes for k in kernels))
 
 
-class Prepared(NamedTuple):
-    """Sums on all shares made beforehand: of a layer and of the embedding by tokens, of the head by sequences; and
-    decode attention by requests."""
+class Prepared:
+    """Sums on all shares at many sizes, made together when they are worth it: for a tenth of what they cost one after
+    another. Nothing where ``knots`` are none, or a kernel's time was measured on several shares.
 
-    layers: dict[int, Sums]
-    embeddings: dict[int, Sums]
-    heads: dict[int, Sums]
-    batches: dict[int, KnownBatch]
+    All tables of one shard may have them in common, and ``batches``: decode attention by requests.
+    """
 
+    __slots__ = ("_asked", "_calibrated", "_clock", "_embeddings", "_heads", "_layers", "_shard", "_tokens", "batches")
 
-def prepared(
-    shard: Shard, clock: KernelClock, calibrated: Callable[[list[Kernel]], list[Kernel]], knots: Sequence[int]
-) -> Prepared:
-    """At the knots up to PREPARED_TOKENS, and for up to PREPARED_SEQUENCES: all at once, for a tenth of what they cost
-    one after another. Nothing where knots are none, or a kernel's time was measured on several shares."""
-    # Imported here: numpy takes longer than all of the package, and a device's name needs none of it.
-    from profiler.everyshare import sums
+    def __init__(
+        self,
+        shard: Shard,
+        clock: KernelClock,
+        calibrated: Callable[[list[Kernel]], list[Kernel]],
+        knots: Sequence[int],
+    ) -> None:
+        self._shard = shard
+        self._clock = clock
+        self._calibrated = calibrated
+        self._tokens = [knot for knot in knots if knot <= PREPARED_TOKENS]
+        self._asked = 0
+        self._layers: dict[int, Sums] | None = None
+        self._embeddings: dict[int, Sums] | None = None
+        self._heads: dict[int, Sums] = {}
+        self.batches: dict[int, KnownBatch] = {}
 
-    tokens = [knot for knot in knots if knot <= PREPARED_TOKENS]
-    found = []
-    for made, sizes in (
-        (shard.layer_kernels, tokens),
-        (shard.embedding_kernels, tokens),
-        (shard.head_kernels, range(1, PREPARED_SEQUENCES + 1)),
-    ):
-        kernels = [calibrated(made(size)) for size in sizes] if tokens else []
-        single = all(len(kernel.alphas) < 2 for part in kernels[:1] for kernel in part)
-        found.append(dict(zip(sizes, sums(clock, kernels), strict=True)) if kernels and single else {})
-    layers, embeddings, heads = found
-    return Prepared(layers, embeddings, heads, {})
+    def worth(self) -> bool:
+        """Whether more than a few sums have been asked for, this one included."""
+        self._asked += 1
+        return self._asked > FEW
+
+    @property
+    def layers(self) -> dict[int, Sums]:
+        """Of a layer, at the knots up to PREPARED_TOKENS."""
+        if self._layers is None:
+            self._layers = self._sums(self._shard.layer_kernels, self._tokens)
+        return self._layers
+
+    @property
+    def embeddings(self) -> dict[int, Sums]:
+        """Of the embedding, at the same knots."""
+        if self._embeddings is None:
+            self._embeddings = self._sums(self._shard.embedding_kernels, self._tokens)
+        return self._embeddings
+
+    def head(self, sequences: int) -> Sums | None:
+        """Of the head, for up to PREPARED_SEQUENCES."""
+        found = self._heads.get(sequences)
+        if found is None and self._tokens and sequences <= PREPARED_SEQUENCES:
+            first = sequences - (sequences - 1) % HEADS_AT_ONCE
+            self._heads |= self._sums(self._shard.head_kernels, range(first, first + HEADS_AT_ONCE))
+            found = self._heads.get(sequences)
+        return found
+
+    def _sums(self, made: Callable[[int], list[Kernel]], sizes: Sequence[int]) -> dict[int, Sums]:
+        if not sizes or any(len(kernel.alphas) > 1 for kernel in self._calibrated(made(sizes[0]))):
+            return {}
+        # Imported here: numpy takes longer than all of the package, and a device's name needs none of it.
+        from profiler.everyshare import sums
+
+        return dict(zip(sizes, sums(self._clock, [self._calibrated(made(size)) for size in sizes]), strict=True))
 
 
 class LayerTable:
@@ -110,7 +147,7 @@ class LayerTable:
         self._clock = clock
         self._calibrated = calibrated
         self._knots = knots
-        self._prepared = beforehand or Prepared({}, {}, {}, {})
+        self._prepared = beforehand
         self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
         self._made: dict[Part, Callable[[int], list[Kernel]]] = {
             "layer": shard.layer_kernels,
@@ -128,15 +165,20 @@ class LayerTable:
 
     def add_layer(self, tokens: int, sms: int) -> Times:
         """A layer on one or more tokens."""
-        return put(self.layers[sms], tokens, self._on_line(self._prepared.layers, self._layer, tokens, sms))
+        prepared = self._together()
+        known = {} if prepared is None else prepared.layers
+        return put(self.layers[sms], tokens, self._on_line(known, self._layer, tokens, sms))
 
     def add_embedding(self, tokens: int, sms: int) -> Times:
         """The embedding of one or more tokens."""
-        return put(self.embeddings[sms], tokens, self._on_line(self._prepared.embeddings, self._embedding, tokens, sms))
+        prepared = self._together()
+        known = {} if prepared is None else prepared.embeddings
+        return put(self.embeddings[sms], tokens, self._on_line(known, self._embedding, tokens, sms))
 
     def add_head(self, rows: int, sms: int) -> Times:
         """Final norm, LM head and sampling of so many sequences."""
-        sums = self._prepared.heads.get(rows)
+        prepared = self._together()
+        sums = None if prepared is None else prepared.head(rows)
         times = self._sum_on(self._kernels_of("head", rows), sms) if sums is None else sums.on(sms)
         return put(self.heads[sms], rows, times)
 
@@ -156,9 +198,12 @@ class LayerTable:
     def line(self, tokens: int) -> tuple[Sums, Sums, float] | None:
         """The prepared sums of a layer at the knots around so many tokens, and how far from the first these are.
 
-        None where they were not made beforehand.
+        None where there are none.
         """
-        knots, known = self._knots, self._prepared.layers
+        prepared = self._together()
+        if prepared is None:
+            return None
+        knots, known = self._knots, prepared.layers
         place = bisect_right(knots, tokens)
         if not 0 < place < len(knots):
             return None
@@ -169,8 +214,15 @@ class LayerTable:
         return one, two, (tokens - low) / (high - low)
 
     def prepared_layers(self) -> list[tuple[int, list[float]]]:
-        """(tokens, seconds of a layer by SMs) at the knots that were prepared, ascending."""
+        """(tokens, seconds of a layer by SMs) at the knots that are prepared, ascending."""
+        if self._prepared is None:
+            return []
         return [(tokens, sums.seconds) for tokens, sums in self._prepared.layers.items()]
+
+    def _together(self) -> Prepared | None:
+        """Sums made together, where they are worth it."""
+        prepared = self._prepared
+        return prepared if prepared is not None and prepared.worth() else None
 
     def _cost(self, tokens: int) -> tuple[Cost, Cost]:
         return cost_of(self._shard.layer_kernels(tokens)), cost_of(self._shard.embedding_kernels(tokens))
@@ -183,7 +235,8 @@ class LayerTable:
         """What ``at`` says of the tokens on these SMs, or between the knots around them; ``known`` are made already."""
         knots, place = self._knots, bisect_right(self._knots, tokens)
         if not 0 < place < len(knots) or knots[place - 1] == tokens:
-            return at(tokens, sms)
+            sums = known.get(tokens)
+            return at(tokens, sms) if sums is None else sums.on(sms)
         low, high = knots[place - 1], knots[place]
         share = (tokens - low) / (high - low)
         one, two = known.get(low), known.get(high)
@@ -192,16 +245,10 @@ class LayerTable:
         return between(at(low, sms), at(high, sms), share)
 
     def _embedding(self, tokens: int, sms: int) -> Times:
-        sums = self._prepared.embeddings.get(tokens)
-        if sums is not None:
-            return sums.on(sms)
         known = self.embeddings[sms]
         return known.get(tokens) or put(known, tokens, self._sum_on(self._kernels_of("embedding", tokens), sms))
 
     def _layer(self, tokens: int, sms: int) -> Times:
-        sums = self._prepared.layers.get(tokens)
-        if sums is not None:
-            return sums.on(sms)
         known = self.layers[sms].get(tokens)
         if known is not None:
             return known

@@ -101,7 +101,8 @@ class StepTable:
         self.dram_bytes_per_s = shard.device.dram_bytes_per_s
         self.model_layers = shard.model.layers
         self._layers = LayerTable(shard, clock, self._calibrated, line_knots(shard, calibration), beforehand)
-        self._decode = DecodeTable(shard, clock, self._calibrated, calibration, beforehand and beforehand.batches)
+        batches = None if beforehand is None else beforehand.batches
+        self._decode = DecodeTable(shard, clock, self._calibrated, calibration, batches)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
         self._batches: dict[Chunks, PrefillBatch] = {}
         self._bounds: dict[int, list[tuple[int, float, list[float]]]] = {}

@@ -36,7 +36,7 @@ class Trees:
 
     thresholds: a sorted table for each feature. roots: index of each tree's first node.
     feature, threshold: of each node: go left where x[feature] <= thresholds[feature][threshold]; a leaf has feature -1.
-    left, right: indices of children; of a leaf, itself. value: of a leaf, in units of LEAF_UNIT.
+    right: index of the right child, of a leaf itself; the left one is the next. value: of a leaf, in LEAF_UNIT.
     levels: of each tree, from its root to its deepest leaf.
     """
 
@@ -45,29 +45,32 @@ class Trees:
     roots: NDArray[np.int32]
     feature: NDArray[np.int32]
     threshold: NDArray[np.int32]
-    left: NDArray[np.int32]
     right: NDArray[np.int32]
     value: NDArray[np.int32]
     levels: NDArray[np.int32]
 
     def predict(self, features: Floats) -> Floats:
         """The sum for each row of ``features`` (n x f)."""
-        cuts, columns = self._cuts(), np.ascontiguousarray(features.T)
-        split_on = np.maximum(self.feature, 0)
-        levels = int(self.levels.max(initial=0))
+        cuts, columns = self._cuts(), features.T
+        # What is looked up by so many indices at once is flat, and indices are of the machine's own kind.
+        split_on, right = np.maximum(self.feature, 0).astype(np.intp), self.right.astype(np.intp)
+        roots, levels = self.roots.astype(np.intp)[:, None], int(self.levels.max(initial=0))
         total = np.zeros(len(features), dtype=np.int64)
         # All trees at once, for so many rows that what they need stays in the cache.
         for first in range(0, len(features), ROWS_AT_ONCE):
-            rows = np.arange(first, min(first + ROWS_AT_ONCE, len(features)))
-            node = np.repeat(self.roots[:, None], len(rows), axis=1)
+            asked = columns[:, first : first + ROWS_AT_ONCE]
+            flat, count = asked.ravel(), asked.shape[1]
+            starts, rows = split_on * count, np.arange(count)
+            node = np.repeat(roots, count, axis=1)
             for _ in range(levels):
-                goes_left = columns[split_on[node], rows] <= cuts[node]
-                node = np.where(goes_left, self.left[node], self.right[node])
-            total[rows] = self.value[node].sum(axis=0, dtype=np.int64)
+                goes_left = flat.take(starts.take(node) + rows) <= cuts.take(node)
+                node = np.where(goes_left, node + 1, right.take(node))
+            total[first : first + count] = self.value.take(node).sum(axis=0, dtype=np.int64)
         return np.asarray(self.baseline + LEAF_UNIT * total, dtype=np.float64)
 
     def _cuts(self) -> Floats:
-        cuts = np.full(len(self.feature), np.inf)
+        """Of each node; nothing is at most what a leaf has, so that all goes on to its right, which is itself."""
+        cuts = np.full(len(self.feature), np.nan)
         for index, table in enumerate(self.thresholds):
             here = self.feature == index
             cuts[here] = np.asarray(table)[self.threshold[here]]
@@ -101,16 +104,15 @@ class Trees:
             or (second[inner] >= sizes[feature[inner]]).any()
         ):
             raise ValueError("a node splits on a feature or threshold that is not there")
-        left, right, roots, levels = _linked(feature, int(document["trees"]))
+        right, roots, levels = _linked(feature, int(document["trees"]))
         value = np.where(inner, 0, second)
-        _check_reach(value, roots, levels)
+        _check_reach(value, roots)
         return cls(
             baseline=float(document["baseline"]),
             thresholds=thresholds,
             roots=roots,
             feature=feature,
             threshold=np.where(inner, second, 0),
-            left=left,
             right=right,
             value=value,
             levels=levels,
@@ -145,10 +147,8 @@ class Trees:
         return trees
 
 
-def _check_reach(value: NDArray[np.int32], roots: NDArray[np.int32], levels: NDArray[np.int32]) -> None:
-    """Raises ValueError where trees are too deep to ask, or add up to what no logarithm of a time is."""
-    if levels.max(initial=0) > MOST_LEVELS:
-        raise ValueError(f"a tree has {levels.max()} levels; it must have at most {MOST_LEVELS}")
+def _check_reach(value: NDArray[np.int32], roots: NDArray[np.int32]) -> None:
+    """Raises ValueError where trees add up to what no logarithm of a time is."""
     if len(roots) and np.maximum.reduceat(np.abs(value.astype(np.int64)), roots).sum() > LARGEST_LEAF:
         raise ValueError(f"the leaves add up to more than {LARGEST_LEAF * LEAF_UNIT:g}")
 
@@ -181,35 +181,35 @@ def _write(nodes: Any, places: list[dict[float, int]], pairs: list[int]) -> None
 
 
 def _linked(feature: NDArray[np.int32], trees: int) -> tuple[NDArray[np.int32], ...]:
-    """(left, right, roots, levels) of nodes written parents first and left before right."""
-    count = len(feature)
-    left, right = list(range(count)), list(range(count))
-    roots: list[int] = []
-    levels: list[int] = []
-    node = 0
-    kinds = feature.tolist()
-    while node < count:
-        roots.append(node)
-        waiting: list[tuple[int, int]] = []
-        level = depth = 0
-        while True:
-            if node >= count:
-                raise ValueError("the last tree breaks off")
-            if kinds[node] >= 0:
-                waiting.append((node, level))
-                left[node] = node + 1
-                level += 1
-                node += 1
-                continue
-            depth = max(depth, level)
-            node += 1
-            if not waiting:
-                levels.append(depth)
-                break
-            parent, level = waiting.pop()
-            right[parent] = node
-            level += 1
-    if len(roots) != trees:
-        raise ValueError(f"{trees} trees are announced and {len(roots)} are there")
-    as_array = [np.asarray(part, dtype=np.int32) for part in (left, right, roots, levels)]
-    return tuple(as_array)
+    """(right, roots, levels) of nodes written parents first and left before right."""
+    inner = feature >= 0
+    # Before each node and after the last: right children that wait for their turn, one less a tree that is whole.
+    waiting = np.concatenate(([0], np.cumsum(np.where(inner, 1, -1))))
+    least = np.minimum.accumulate(waiting)
+    whole = np.flatnonzero(np.diff(least)) + 1
+    if (whole[-1] if len(whole) else 0) != len(feature):
+        raise ValueError("the last tree breaks off")
+    if len(whole) != trees:
+        raise ValueError(f"{trees} trees are announced and {len(whole)} are there")
+    roots = np.concatenate(([0], whole[:-1])) if trees else np.zeros(0, dtype=np.int64)
+    right = np.arange(len(feature))
+    # A right child is the first node after its parent with as many waiting as there were before the parent.
+    alike = np.argsort(waiting[:-1], kind="stable")
+    right[alike[:-1]] = np.where(inner[alike[:-1]], alike[1:], alike[:-1])
+    return right.astype(np.int32), roots.astype(np.int32), _levels(inner, right, roots)
+
+
+def _levels(inner: NDArray[np.bool_], right: NDArray[np.int64], roots: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Of each tree, from its root to its deepest leaf. Raises ValueError where one is too deep to ask."""
+    levels = np.zeros(len(roots), dtype=np.int32)
+    tree, node, depth = np.arange(len(roots)), roots, 0
+    while True:
+        splits = inner[node]
+        if not splits.any():
+            return levels
+        depth += 1
+        if depth > MOST_LEVELS:
+            raise ValueError(f"a tree has over {MOST_LEVELS} levels")
+        tree, node = np.tile(tree[splits], 2), node[splits]
+        node = np.concatenate((node + 1, right[node]))
+        levels[tree] = depth

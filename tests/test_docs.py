@@ -238,7 +238,7 @@ def commands() -> dict[str, Any]:
         for part, inner in getattr(command, "commands", {}).items():
             yield from within(f"{name} {part}", inner)
 
-    return dict(within("bulletsim", typer.main.get_command(app)))
+    return dict(within("bulletsim", typer.main.get_command(app())))
 
 
 @pytest.mark.parametrize("name", commands())

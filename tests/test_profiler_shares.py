@@ -10,10 +10,11 @@ from itertools import pairwise
 
 import pytest
 
-from profiler import fitted, roofline
+from profiler import fitted, layertable, roofline
 from profiler.decodetable import DecodeTable
 from profiler.devicecalibration import built_in
 from profiler.everyshare import on_every_share, sums
+from profiler.fittedmodel import beforehand
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.kerneltime import KernelTime
@@ -205,3 +206,16 @@ def test_sums_are_rounded_kernel_by_kernel() -> None:
     latency = model("Llama-3.1-8B", "A100-80G", 1)
     kernel = Shard(latency.model, latency.device, 1).layer_kernels(1)[0]
     assert added([KernelTime(kernel, seconds, "dram", "roofline") for seconds in (1.0, 2**-53, 2**-53)]).seconds == 1.0
+
+
+def test_sums_made_together_are_those_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = (1, 3, 16, 17, 100, 641, 2048, 5000, 8192, 9000)
+    works = [Work(((size, 0),)) for size in sizes] + [Work(((size, 0),), layers=2) for size in sizes]
+    works += [Work((), size, 50 * size) for size in sizes[:6]]
+    found = []
+    for few in (0, 1 << 30):
+        monkeypatch.setattr(layertable, "FEW", few)
+        beforehand.cache_clear()
+        latency = fitted("Llama-3.1-8B", "A100-80G")
+        found.append([latency.estimate(work, sms) for sms in (1, 54, 107, 108) for work in works])
+    assert found[0] == found[1]
