@@ -113,7 +113,7 @@ def _may_pause(settings: Settings, view: View, plan: PrefillPlan, step_s: float,
     if not settings.pause_decode or view.slo.tpot_s is None:
         return False
     queued = settings.pause_on_queue and plan.follows
-    if not queued and plan.pending(view).held(settings.percentile):
+    if not queued and plan.in_time(view, settings.percentile):
         return False
     group_s = plan.alpha * plan.groups.seconds(plan.layers, plan.group.head, view.sms)
     return group_s + step_s <= slack_s

@@ -8,8 +8,15 @@ from typing import Final, NamedTuple, Protocol
 
 from policies.admission import Relief, blocks_to_begin
 from policies.api import Chunk, LaneView, RequestProgress, View
-from policies.forecast import TtftForecast, forecast_queue, on_time_first, prefill_shape, shortest_first
-from profiler.latency import PrefillGroups, prefill_groups, prefill_passes
+from policies.forecast import (
+    TtftForecast,
+    forecast_queue,
+    on_time_first,
+    prefill_shape,
+    shortest_first,
+    within,
+)
+from profiler.latency import PrefillGroups, prefill_groups
 from profiler.work import Work
 
 new: Final = tuple.__new__
@@ -74,22 +81,36 @@ class PrefillPlan(NamedTuple):
     def pending(self, view: View) -> TtftForecast:
         """TTFTs of the requests ahead; one being recomputed has its first token and is left out."""
         now, (floor_s, base_s, token_s) = view.now_s, view.slo.ttft_line
-        if self.next is None:
-            ahead = [(chunk.request, self.left_s) for chunk in self.chunks]
-        else:
-            ahead = list(zip(self.next.order, self.next.ends_s, strict=True))
         return TtftForecast(
             tuple(
                 [
                     (now - request.arrival_s, seconds, max(floor_s, base_s + token_s * request.prompt_tokens))
-                    for request, seconds in ahead
+                    for request, seconds in self._ahead()
                     if request.first_token_s is None
                 ]
             )
         )
 
+    def in_time(self, view: View, share: float) -> bool:
+        """Whether the ``pending`` forecast is held, without making it."""
+        now, (floor_s, base_s, token_s) = view.now_s, view.slo.ttft_line
+        count = late = 0
+        for request, seconds in self._ahead():
+            if request.first_token_s is None:
+                count += 1
+                limit_s = max(floor_s, base_s + token_s * request.prompt_tokens)
+                if (now - request.arrival_s + seconds) / limit_s > 1:
+                    late += 1
+        return within(share, late, count)
+
+    def _ahead(self) -> list[tuple[RequestProgress, float]]:
+        """Who is to be prefilled, and the seconds until the first token of each."""
+        if self.next is None:
+            return [(request, self.left_s) for request, _ in self.chunks]
+        return list(zip(self.next.order, self.next.ends_s, strict=True))
+
     def forecast(self, view: View) -> TtftForecast:
-        """The same and, where the queue is planned anew, TTFTs of late."""
+        """``pending`` and, where the queue is planned anew, TTFTs of late."""
         forecast = self.pending(view)
         if self.next is None:
             return forecast
@@ -181,6 +202,6 @@ def _next_batch(settings: PlanSettings, view: View, relief: Relief, sms: int, al
 
 def _lone(view: View, request: RequestProgress, sms: int, alpha: float) -> NextBatch:
     """One request, and nobody behind it."""
-    shape = prefill_shape(request)
-    seconds = alpha * prefill_passes(view.latency, sms).of((shape,))[0]
+    latency, shape = view.latency, prefill_shape(request)
+    seconds = alpha * prefill_groups(latency, (shape,)).seconds(latency.model.layers, True, sms)
     return new(NextBatch, ((new(Chunk, (request, shape[0])),), False, (request,), (seconds,), seconds))

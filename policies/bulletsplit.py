@@ -60,20 +60,32 @@ def first_state(view: View, step: int) -> State:
 class DecodeClock:
     """Seconds of the next decode step by its SMs, with a plan's layer group on all others; each worked out once."""
 
-    __slots__ = ("_alpha", "_beside", "_known")
+    __slots__ = ("_alpha", "_known", "_splits")
 
     def __init__(self, view: View, plan: PrefillPlan, alpha: float) -> None:
         decodes = len(view.decoding)
         self._alpha = alpha
-        self._beside = decode_beside(view.latency, decodes, view.decode_context_tokens + decodes, plan.group)
+        self._splits = decode_beside(view.latency, decodes, view.decode_context_tokens + decodes, plan.group)
         self._known: dict[int, float] = {}
 
     def on(self, sms: int) -> float:
         """Times alpha."""
         found = self._known.get(sms)
         if found is None:
-            found = self._known[sms] = self._alpha * self._beside(sms)
+            found = self._known[sms] = self._alpha * self._splits.seconds(sms)
         return found
+
+    def within(self, sms: int, limit_s: float) -> bool:
+        """Whether ``on`` is no more than ``limit_s``: mostly its bounds tell, which cost less."""
+        found = self._known.get(sms)
+        if found is None:
+            least, most = self._splits.bounds(sms)
+            if self._alpha * most <= limit_s:
+                return True
+            if self._alpha * least > limit_s:
+                return False
+            found = self.on(sms)
+        return found <= limit_s
 
 
 def split(
@@ -85,11 +97,8 @@ def split(
         sms = before.saturating_sms
         return before.split(total - sms, sms)
     before = _with_past(settings, view, before)
-    useful_s = clock.on(before.saturating_sms)
-    limit_s = _decode_limit_s(settings, view, plan, slack_s, useful_s)
-    # Below saturation a step takes time in inverse proportion to its SMs.
-    guess = math.ceil(min(total, before.saturating_sms * useful_s / limit_s)) if limit_s > 0 else total
-    fit = fewest(step, total - step, step, lambda sms: clock.on(sms) <= limit_s, guess)
+    limit_s = _decode_limit_s(settings, view, plan, slack_s, clock, before.saturating_sms)
+    fit = _fit(clock, before, limit_s, step, total)
     if fit is not None and before.past_tpot_held:
         return before.split(total - fit, fit)
     forecast = plan.forecast(view)
@@ -104,24 +113,45 @@ def split(
         sms = _useful_sms(clock, step, total - least)
     else:
         savable = forecast.savable(plan.pace(total - step))
-        sms = _balanced_sms(settings, view, plan, savable, clock, step)
+        sms = _balanced_sms(settings, view, plan, savable, clock, step, before.decode_sms)
     return before.split(total - sms, sms)
 
 
-def _decode_limit_s(settings: SplitSettings, view: View, plan: PrefillPlan, slack_s: float, useful_s: float) -> float:
-    """How long the next decode step is to last; ``useful_s`` is about the shortest that it could."""
+def _decode_limit_s(
+    settings: SplitSettings, view: View, plan: PrefillPlan, slack_s: float, clock: DecodeClock, saturating_sms: int
+) -> float:
+    """How long the next decode step is to last; on ``saturating_sms`` it takes about as short as it could."""
     limit_s = min(slack_s, view.slo.tpot_limit_s)
     if plan.starved and settings.hurry_for_kv:
-        return min(limit_s, useful_s)
+        return min(limit_s, clock.on(saturating_sms))
     if settings.cap_at_drain:
-        return min(limit_s, max(plan.drain_s(view, settings.queue_horizon), useful_s))
+        return min(limit_s, max(plan.drain_s(view, settings.queue_horizon), clock.on(saturating_sms)))
     return limit_s
 
 
+def _fit(clock: DecodeClock, before: State, limit_s: float, step: int, total: int) -> int | None:
+    """The fewest SMs with which a decode step lasts no longer than its limit; None where none are enough."""
+    last = before.decode_sms
+    on_grid = last <= total - step and last % step == 0
+    if on_grid and clock.within(last, limit_s) and (last == step or not clock.within(last - step, limit_s)):
+        # Mostly the share of last time is still enough, and no more than that.
+        return last
+    # Below saturation a step takes time in inverse proportion to its SMs.
+    saturating = before.saturating_sms
+    guess = math.ceil(min(total, saturating * clock.on(saturating) / limit_s)) if limit_s > 0 else total
+    return fewest(step, total - step, step, lambda sms: clock.within(sms, limit_s), guess)
+
+
 def _balanced_sms(
-    settings: SplitSettings, view: View, plan: PrefillPlan, savable: TtftForecast, clock: DecodeClock, step: int
+    settings: SplitSettings,
+    view: View,
+    plan: PrefillPlan,
+    savable: TtftForecast,
+    clock: DecodeClock,
+    step: int,
+    guess: int,
 ) -> int:
-    """Decode SMs of the split with the least max(TTFT / SLO, TPOT / SLO).
+    """Decode SMs of the split with the least max(TTFT / SLO, TPOT / SLO); ``guess`` is where to look first.
 
     Both are of what can still be changed: TTFT of requests that can still meet it, TPOT of the tokens to come.
     Counting what is lost already would hand all SMs to the phase that is further behind and keep them there.
@@ -134,7 +164,7 @@ def _balanced_sms(
     def ttft(sms: int) -> float:
         return max(1.0, savable.pending_ratio(share, plan.pace(total - sms)))
 
-    crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms))
+    crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms), guess)
     if crossing is None:
         return _useful_sms(clock, step, total - step)
     # The crossing lies between two splits; the one before it may have the smaller maximum.
@@ -156,6 +186,7 @@ def _with_past(settings: SplitSettings, view: View, state: State) -> State:
 
 def _useful_sms(clock: DecodeClock, step: int, most: int) -> int:
     """Decode SMs beyond which a step gets no shorter: taking more from prefill would help nobody."""
+    # The last tenth is often of no use, and what comes before it is.
     enough_s = USEFUL * clock.on(most) if most >= step else math.inf
-    useful = fewest(step, most, step, lambda sms: clock.on(sms) <= enough_s)
+    useful = fewest(step, most, step, lambda sms: clock.within(sms, enough_s), most - most // 10)
     return most if useful is None else useful

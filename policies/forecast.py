@@ -156,15 +156,16 @@ def shortest_first(
     Less prefill is less latency on the same SMs, so sorting by tokens sorts by estimated latency.
     """
     shapes, passes = [prefill_shape(request) for request in queue], prefill_passes(view.latency, sms)
-    ends_s, batch = _batches(passes, shapes, fill, alpha)
     places = sorted(range(len(queue)), key=lambda place: shapes[place][0])
     if places == list(range(len(queue))):
-        return QueueForecast(queue, ends_s, batch)
+        return QueueForecast(queue, *_batches(passes, shapes, fill, alpha))
     now, (floor_s, base_s, token_s) = view.now_s, view.slo.ttft_line
     due_s = [request.arrival_s + max(floor_s, base_s + token_s * request.prompt_tokens) for request in queue]
     sorted_ends_s, sorted_batch = _batches(passes, [shapes[place] for place in places], fill, alpha)
-    for place, end_s in zip(places, sorted_ends_s, strict=True):
-        if now + ends_s[place] <= due_s[place] < now + end_s:
+    late = [place for place, end_s in zip(places, sorted_ends_s, strict=True) if now <= due_s[place] < now + end_s]
+    if late:
+        ends_s, batch = _batches(passes, shapes, fill, alpha)
+        if any(now + ends_s[place] <= due_s[place] for place in late):
             return QueueForecast(queue, ends_s, batch)
     return QueueForecast([queue[place] for place in places], sorted_ends_s, sorted_batch)
 

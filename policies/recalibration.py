@@ -36,10 +36,10 @@ class Alphas(NamedTuple):
             return self
         for prefills, errors in reversed(fresh):
             if prefills:
-                for error in reversed(errors):
+                for error in errors:
                     prefill += WEIGHT * (error - prefill)
             else:
-                for error in reversed(errors):
+                for error in errors:
                     decode += WEIGHT * (error - decode)
         return tuple.__new__(Alphas, (prefill, decode, newest))
 
@@ -49,8 +49,8 @@ def errors_since(
 ) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
     """Measured over predicted seconds of the steps after the newest that equals ``latest``, and the newest of all.
 
-    Newest first, those together that are of one kind: whether they prefill, and the error of each. What has a method
-    of this name answers without an Observation for each.
+    From the newest to the oldest, steps of one kind that follow each other: whether they prefill, and the error of
+    each, the oldest first. What has a method of this name answers without an Observation for each.
     """
     own: OwnErrors | None = getattr(observed, "errors_since", None)
     if own is not None:

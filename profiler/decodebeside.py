@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from profiler.layergroups import Costs, GroupDraw
 from profiler.steptable import StepTable
+from profiler.work import Work
+
+if TYPE_CHECKING:
+    from profiler.kernelsum import KernelSumModel
 
 
 class DecodeLosses(NamedTuple):
@@ -24,58 +27,66 @@ class DecodeLosses(NamedTuple):
 
 
 class DecodeBeside:
-    """``requests`` decode at ``context`` tokens beside a group of which ``draw`` says how much of the DRAM it takes.
+    """``requests`` decode at ``context`` tokens beside the group ``beside``; ``draw`` is what that takes of the DRAM.
 
-    alone_s: seconds where no SM is left for the group.
+    See :class:`profiler.latency.DecodeSplits`.
     """
 
-    __slots__ = (
-        "_alone_s",
-        "_ceiling",
-        "_context",
-        "_costs",
-        "_draw",
-        "_host_s",
-        "_requests",
-        "_slowed",
-        "_sms",
-        "_table",
-    )
+    __slots__ = ("_beside", "_context", "_draw", "_losses", "_model", "_requests", "_table")
 
     def __init__(
         self,
+        model: KernelSumModel,
         table: StepTable,
         losses: DecodeLosses,
         requests: int,
         context: int,
         draw: GroupDraw,
-        alone_s: Callable[[int], float],
+        beside: Work,
     ) -> None:
-        whole, anyway, ceiling, costs, host_s = losses
-        self._sms = whole
+        self._model = model
         self._table = table
-        self._slowed = 1 + anyway
-        self._ceiling = ceiling
-        self._costs = costs
-        self._host_s = host_s
+        self._losses = losses
         self._requests = requests
         self._context = context
         self._draw = draw
-        self._alone_s = alone_s
+        self._beside = beside
 
     def seconds(self, sms: int) -> float:
-        """On so many SMs, with the group on all others: operation for operation what ``estimate`` says."""
-        rest, layers = self._sms - sms, self._table.model_layers
+        """Operation for operation what ``estimate`` says."""
+        rest = self._losses[0] - sms
         if rest < 1:
-            return self._alone_s(sms)
-        found, dram_seconds, _ = self._table.decode_pass(self._requests, sms).at(self._context, layers)
-        found *= self._slowed
-        if self._ceiling:
-            share = self._draw.shares.get(rest)
+            return self._without_rest(sms)
+        share = self._draw.shares.get(rest)
+        return self._with(sms, self._draw.share(rest) if share is None else share)[0]
+
+    def bounds(self, sms: int) -> tuple[float, float]:
+        """The same where the draw is known; else beside a group that draws nothing, and one that draws everything.
+
+        No operation of these is rounded to less where its operand is more.
+        """
+        rest = self._losses[0] - sms
+        if rest < 1:
+            seconds = self._without_rest(sms)
+            return seconds, seconds
+        return self._with(sms, self._draw.shares.get(rest))
+
+    def _without_rest(self, sms: int) -> float:
+        return self._model.estimate(Work((), self._requests, self._context), sms, self._beside, 1)[0]
+
+    def _with(self, sms: int, share: float | None) -> tuple[float, float]:
+        """(least, most) seconds beside a group that draws ``share`` of the DRAM; None where that is not known."""
+        _, anyway, ceiling, costs, host_s = self._losses
+        layers = self._table.model_layers
+        alone_s, dram_s, _ = self._table.decode_pass(self._requests, sms).at(self._context, layers)
+        least = most = alone_s * (1 + anyway)
+        if ceiling:
             if share is None:
-                share = self._draw.share(rest)
-            found += self._ceiling * share * dram_seconds
-        if self._costs is not None:
-            layer_s, _, factor = self._costs[sms]
-            found = factor * found + layer_s * layers
-        return found + self._host_s
+                most += ceiling * dram_s
+            else:
+                least += ceiling * share * dram_s
+                most = least
+        if costs is not None:
+            layer_s, _, factor = costs[sms]
+            least, most = factor * least + layer_s * layers, factor * most + layer_s * layers
+        return least + host_s, most + host_s

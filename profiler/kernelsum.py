@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, Self, get_args
 
@@ -13,7 +12,7 @@ from profiler.composition import NOTHING, LayerCosts
 from profiler.decodebeside import DecodeBeside, DecodeLosses
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelTime
-from profiler.latency import Estimate, Pace, PrefillPasses, Source
+from profiler.latency import DecodeSplits, Estimate, EstimatedSplits, Pace, PrefillPasses, Source
 from profiler.layergroups import LayerGroups
 from profiler.prefillpasses import KernelSumPasses
 from profiler.specs import DeviceSpec, ModelSpec, part
@@ -181,7 +180,7 @@ class KernelSumModel:
         """See :func:`profiler.latency.prefill_groups`."""
         groups = self._groups.get(chunks)
         if groups is None:
-            host_s, end_host_s = self._prefill_host_s(len(chunks), False), self._prefill_host_s(len(chunks), True)
+            host_s, end_host_s = self.prefill_host_s(len(chunks), False), self.prefill_host_s(len(chunks), True)
             groups = LayerGroups(chunks, self._table, self.device, self._costs, host_s, end_host_s)
             put(self._groups, chunks, groups, RECENT_BATCHES)
         return groups
@@ -210,24 +209,20 @@ class KernelSumModel:
 
         return pace
 
-    def decode_beside(self, requests: int, context: int, beside: Work) -> Callable[[int], float]:
+    def decode_beside(self, requests: int, context: int, beside: Work) -> DecodeSplits:
         """See :func:`profiler.latency.decode_beside`."""
         chunks, decodes, _, layers, ends, _, overlap = beside
-
-        def alone(sms: int) -> float:
-            return self.estimate(Work((), requests, context), sms, beside, max(1, self.device.sms - sms))[0]
-
         if not chunks or decodes or layers is None or overlap is not None:
-            return alone
+            return EstimatedSplits(self, requests, context, beside)
         draw = (self._groups.get(chunks) or self.prefill_groups(chunks)).draw(layers, ends)
-        return DecodeBeside(self._table, self._decode_losses, requests, context, draw, alone).seconds
+        return DecodeBeside(self, self._table, self._decode_losses, requests, context, draw, beside)
 
     def prefill_passes(self, sms: int) -> PrefillPasses:
         """See :func:`profiler.latency.prefill_passes`."""
         passes = self._prefills.get(sms)
         if passes is None:
-            layer_s, factor, _ = self._costs[sms] if self._costs is not None else (0.0, 1.0, 1.0)
-            passes = self._prefills[sms] = KernelSumPasses(self, self._table, sms, layer_s, factor)
+            cost = None if self._costs is None else self._costs[sms][:2]
+            passes = self._prefills[sms] = KernelSumPasses(self, self._table, sms, cost)
         return passes
 
     def _add_pass(self, work: Work, sms: int) -> Pass:
@@ -295,10 +290,10 @@ class KernelSumModel:
         """What the host adds to a launch."""
         ends_pass = work.head or work.layers is None
         if work.prefill:
-            return self._prefill_host_s(len(work.prefill) + work.decode_requests, ends_pass)
+            return self.prefill_host_s(len(work.prefill) + work.decode_requests, ends_pass)
         return self.launch_overhead_s + self.pass_overhead_s if ends_pass else self.launch_overhead_s
 
-    def _prefill_host_s(self, sequences: int, ends_pass: bool) -> float:
+    def prefill_host_s(self, sequences: int, ends_pass: bool) -> float:
         """Of a launch that prefills."""
         if not ends_pass:
             return self.launch_overhead_s + self.prefill_overhead_s

@@ -73,17 +73,42 @@ class Paced(Protocol):
         ...
 
 
-def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Work) -> Callable[[int], float]:
-    """Seconds of so many requests' next step, as ``estimate`` has it, on so many SMs with ``beside`` on all others.
+class DecodeSplits(Protocol):
+    """The next decode step of some requests on one split of the SMs after another, with other work on the rest."""
 
-    ``context`` is no less than ``requests``; ``beside`` has one SM where none is left. A latency model with a method of
-    this name answers for one split of the SMs after another without a Work for each.
+    def seconds(self, sms: int) -> float:
+        """As ``estimate`` has it, on so many SMs with the other work on all others, or on one where none is left."""
+        ...
+
+    def bounds(self, sms: int) -> tuple[float, float]:
+        """What ``seconds`` are no less and no more than, for less work where that is known."""
+        ...
+
+
+class EstimatedSplits:
+    """The same of any latency model."""
+
+    def __init__(self, latency: LatencyModel, requests: int, context: int, beside: Work) -> None:
+        self._latency = latency
+        self._work = Work((), requests, context)
+        self._beside = beside
+
+    def seconds(self, sms: int) -> float:
+        rest = max(1, self._latency.device.sms - sms)
+        return self._latency.estimate(self._work, sms, self._beside, rest).seconds
+
+    def bounds(self, sms: int) -> tuple[float, float]:
+        seconds = self.seconds(sms)
+        return seconds, seconds
+
+
+def decode_beside(latency: LatencyModel, requests: int, context: int, beside: Work) -> DecodeSplits:
+    """So many requests' next step beside ``beside``; ``context`` is no less than ``requests``.
+
+    A latency model with a method of this name answers for one split after another without a Work for each.
     """
-    own: Callable[[int, int, Work], Callable[[int], float]] | None = getattr(latency, "decode_beside", None)
-    if own is not None:
-        return own(requests, context, beside)
-    work, whole = Work((), requests, context), latency.device.sms
-    return lambda sms: latency.estimate(work, sms, beside, max(1, whole - sms)).seconds
+    own: Callable[[int, int, Work], DecodeSplits] | None = getattr(latency, "decode_beside", None)
+    return EstimatedSplits(latency, requests, context, beside) if own is None else own(requests, context, beside)
 
 
 class PrefillPasses(Protocol):

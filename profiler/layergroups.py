@@ -32,6 +32,7 @@ class LayerGroups:
         "_end_host_s",
         "_host_s",
         "_known",
+        "_moved",
         "_table",
     )
 
@@ -45,7 +46,7 @@ class LayerGroups:
         end_host_s: float,
     ) -> None:
         self._chunks = chunks
-        self._batch: PrefillBatch = table.batch(self._work(1, False))
+        self._batch: PrefillBatch = table.batch(chunks)
         self._table = table
         self._device = device
         self._costs = costs
@@ -53,6 +54,7 @@ class LayerGroups:
         self._end_host_s = end_host_s
         self._known: dict[tuple[int, int, bool], Estimate] = {}
         self._draws: dict[tuple[int, bool], GroupDraw] = {}
+        self._moved: dict[tuple[int, bool], float] = {}
 
     def seconds(self, layers: int, ends: bool, sms: int) -> float:
         """Of so many layers; with the embedding and the head where the group ``ends`` the pass."""
@@ -71,8 +73,7 @@ class LayerGroups:
         key = (layers, ends)
         found = self._draws.get(key)
         if found is None:
-            moved = self._table.cost(self._work(layers, ends))[1]
-            found = self._draws[key] = GroupDraw(self, layers, ends, moved, self._table.dram_bytes_per_s)
+            found = self._draws[key] = GroupDraw(self, layers, ends)
         return found
 
     def _estimate(self, layers: int, ends: bool, sms: int) -> Estimate:
@@ -86,28 +87,32 @@ class LayerGroups:
             seconds = factor * seconds + layer_s * layers
         return new(Estimate, (seconds + (self._end_host_s if ends else self._host_s), source))
 
+    def drawn(self, layers: int, ends: bool, sms: int) -> float:
+        """Share of the whole device's DRAM peak that a group draws on so many SMs; 0 to 1."""
+        table = self._table
+        moved = self._moved.get((layers, ends))
+        if moved is None:
+            moved = self._moved[layers, ends] = table.cost(self._work(layers, ends))[1]
+        return min(1.0, moved / self.seconds(layers, ends, sms) / table.dram_bytes_per_s)
+
     def _work(self, layers: int, ends: bool) -> Work:
         return new(Work, (self._chunks, 0, 0, layers, ends, 0, None))
 
 
 class GroupDraw:
-    """The DRAM traffic of one group: ``moved`` bytes. ``peak``: bytes/s of the whole device. ``shares`` holds, by SMs,
-    what has been asked."""
+    """Shares of the DRAM's peak that one group draws: ``shares`` holds, by SMs, what has been asked."""
 
-    __slots__ = ("_ends", "_groups", "_layers", "_moved", "_peak", "shares")
+    __slots__ = ("_ends", "_groups", "_layers", "shares")
 
-    def __init__(self, groups: LayerGroups, layers: int, ends: bool, moved: float, peak: float) -> None:
+    def __init__(self, groups: LayerGroups, layers: int, ends: bool) -> None:
         self._groups = groups
         self._layers = layers
         self._ends = ends
-        self._moved = moved
-        self._peak = peak
         self.shares: dict[int, float] = {}
 
     def share(self, sms: int) -> float:
-        """Of the peak, that the group draws on so many SMs; 0 to 1."""
+        """On so many SMs; 0 to 1."""
         share = self.shares.get(sms)
         if share is None:
-            seconds = self._groups.seconds(self._layers, self._ends, sms)
-            share = self.shares[sms] = min(1.0, self._moved / seconds / self._peak)
+            share = self.shares[sms] = self._groups.drawn(self._layers, self._ends, sms)
         return share

@@ -43,6 +43,15 @@ def cost_of(kernels: Sequence[Kernel]) -> Cost:
     return Cost(sum(k.runs * k.flops for k in kernels), sum(k.runs * k.dram_bytes for k in kernels))
 
 
+Line = tuple[Sums, Sums, float]
+"""Two sums, and how far from the first to the second."""
+
+
+def _line(known: dict[int, Sums], low: int, high: int, share: float) -> Line | None:
+    one, two = known.get(low), known.get(high)
+    return None if one is None or two is None else (one, two, share)
+
+
 class Prepared:
     """Sums on all shares at many sizes, made together when they are worth it: for a tenth of what they cost one after
     another. Nothing where ``knots`` are none, or a kernel's time was measured on several shares.
@@ -72,6 +81,11 @@ class Prepared:
     def worth(self) -> bool:
         """Whether more than a few sums have been asked for, this one included."""
         self._asked += 1
+        return self.made
+
+    @property
+    def made(self) -> bool:
+        """Whether they are worth it by now."""
         return self._asked > FEW
 
     @property
@@ -124,6 +138,7 @@ class LayerTable:
         "_kernels",
         "_knots",
         "_made",
+        "_passes",
         "_prepared",
         "_shard",
         "_sums",
@@ -156,6 +171,7 @@ class LayerTable:
         }
         self._affine: tuple[tuple[Cost, Cost], tuple[Cost, Cost]] | None = None
         self._sums: dict[int, Sums] = {}
+        self._passes: dict[int, tuple[Line | None, Line | None, Sums | None]] = {}
         self._asked: dict[int, int] = {}
         self.layers: list[dict[int, Times]] = [{} for _ in shares]
         self.embeddings: list[dict[int, Times]] = [{} for _ in shares]
@@ -195,23 +211,42 @@ class LayerTable:
         embedding = Cost(of_one[0] + more * (of_two[0] - of_one[0]), of_one[1] + more * (of_two[1] - of_one[1]))
         return put(self.costs, tokens, (layer, embedding))
 
-    def line(self, tokens: int) -> tuple[Sums, Sums, float] | None:
-        """The prepared sums of a layer at the knots around so many tokens, and how far from the first these are.
-
-        None where there are none.
-        """
+    def lines(self, tokens: int) -> tuple[Line | None, Line | None]:
+        """Of a layer and of the embedding: the prepared sums at the knots around so many tokens, and how far from the
+        first these are. None where there are none."""
         prepared = self._together()
         if prepared is None:
-            return None
-        knots, known = self._knots, prepared.layers
-        place = bisect_right(knots, tokens)
+            return None, None
+        knots, place = self._knots, bisect_right(self._knots, tokens)
         if not 0 < place < len(knots):
-            return None
+            return None, None
         low, high = knots[place - 1], knots[place]
-        one, two = known.get(low), known.get(high)
-        if one is None or two is None:
-            return None
-        return one, two, (tokens - low) / (high - low)
+        share = (tokens - low) / (high - low)
+        return _line(prepared.layers, low, high, share), _line(prepared.embeddings, low, high, share)
+
+    def head_sums(self, rows: int) -> Sums | None:
+        """The head for so many sequences, where that is prepared."""
+        prepared = self._prepared
+        return None if prepared is None or not prepared.made else prepared.head(rows)
+
+    def pass_times(self, requests: int, sms: int) -> tuple[Times, Times, Times]:
+        """A layer without attention, the embedding and the head of a pass that decodes so many."""
+        known, prepared = self._passes.get(requests), self._prepared
+        if known is None and prepared is not None and prepared.made:
+            known = put(self._passes, requests, (*self.lines(requests), self.head_sums(requests)))
+        if known is not None:
+            layer, embedding, head = known
+            if layer is not None and embedding is not None and head is not None:
+                return (
+                    between_sums(layer[0], layer[1], layer[2], sms),
+                    between_sums(embedding[0], embedding[1], embedding[2], sms),
+                    head.on(sms),
+                )
+        return (
+            self.layers[sms].get(requests) or self.add_layer(requests, sms),
+            self.embeddings[sms].get(requests) or self.add_embedding(requests, sms),
+            self.heads[sms].get(requests) or self.add_head(requests, sms),
+        )
 
     def prepared_layers(self) -> list[tuple[int, list[float]]]:
         """(tokens, seconds of a layer by SMs) at the knots that are prepared, ascending."""

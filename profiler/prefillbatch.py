@@ -18,6 +18,8 @@ class PrefillBatch:
         "_alphas",
         "_attention",
         "_clock",
+        "_embedding",
+        "_head",
         "_in_layer",
         "_layers",
         "_line",
@@ -38,7 +40,8 @@ class PrefillBatch:
         self._layers = layers
         self._rows = len(attention.chunks)
         self._tokens = sum([new for new, _ in attention.chunks])
-        self._line = layers.line(self._tokens)
+        self._line, self._embedding = layers.lines(self._tokens)
+        self._head = layers.head_sums(self._rows)
         self._timer = AttentionTimer(clock, attention, alphas[0], source) if len(alphas) == 1 else None
         self._in_layer: dict[int, tuple[float, float, Source]] = {}
         self.attention_cost = Cost(attention.flops, attention.dram_bytes)
@@ -51,10 +54,30 @@ class PrefillBatch:
         seconds, dram, source = in_layer
         if not ends:
             return layers * seconds, layers * dram, source
-        table, tokens, rows = self._layers, self._tokens, self._rows
-        embedding = table.embeddings[sms].get(tokens) or table.add_embedding(tokens, sms)
-        head = table.heads[sms].get(rows) or table.add_head(rows, sms)
-        return layers * seconds + embedding[0] + head[0], layers * dram + embedding[1] + head[1], source
+        embedding_s, embedding_dram = self._embedded(sms)
+        head_s, head_dram = self._headed(sms)
+        return layers * seconds + embedding_s + head_s, layers * dram + embedding_dram + head_dram, source
+
+    def _embedded(self, sms: int) -> tuple[float, float]:
+        """(seconds, those bound by DRAM) of the embedding."""
+        if self._embedding is None:
+            table, tokens = self._layers, self._tokens
+            found = table.embeddings[sms].get(tokens) or table.add_embedding(tokens, sms)
+            return found[0], found[1]
+        # As between_sums, here and below written out: a batch is new on most shares that are asked for.
+        (low_s, low_dram, _, _), (high_s, high_dram, _, _), share = self._embedding
+        return (
+            low_s[sms] + share * (high_s[sms] - low_s[sms]),
+            low_dram[sms] + share * (high_dram[sms] - low_dram[sms]),
+        )
+
+    def _headed(self, sms: int) -> tuple[float, float]:
+        """The same of the head."""
+        head = self._head
+        if head is None:
+            found = self._layers.heads[sms].get(self._rows) or self._layers.add_head(self._rows, sms)
+            return found[0], found[1]
+        return head[0][sms], head[1][sms]
 
     def _timed(self, sms: int) -> tuple[float, bool, Source]:
         if self._timer is not None:
@@ -70,7 +93,6 @@ class PrefillBatch:
             rest = self._layers.layers[sms].get(self._tokens) or self._layers.add_layer(self._tokens, sms)
             rest_s, rest_dram, rest_source = rest[0], rest[1], rest[2]
         else:
-            # As between_sums, written out: a batch is new on most shares that are asked for.
             (low_s, low_dram, sources, _), (high_s, high_dram, _, _), share = self._line
             rest_s = low_s[sms] + share * (high_s[sms] - low_s[sms])
             rest_dram = low_dram[sms] + share * (high_dram[sms] - low_dram[sms])

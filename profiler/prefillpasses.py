@@ -27,15 +27,17 @@ RECENT_RATES = 64
 class KernelSumPasses:
     """Passes on one share of the SMs.
 
-    layer_s, factor: what a layer takes beyond its kernels' seconds, and times those.
+    cost: what a layer takes beyond its kernels' seconds, and times those; None for nothing.
     """
 
-    __slots__ = ("_factor", "_fewest", "_fixed_s", "_known", "_model", "_sms", "_table")
+    __slots__ = ("_cost", "_factor", "_fewest", "_fixed_s", "_known", "_model", "_sms", "_table")
 
-    def __init__(self, model: KernelSumModel, table: StepTable, sms: int, layer_s: float, factor: float) -> None:
+    def __init__(self, model: KernelSumModel, table: StepTable, sms: int, cost: tuple[float, float] | None) -> None:
+        layer_s, factor = cost or (0.0, 1.0)
         self._model = model
         self._table = table
         self._sms = sms
+        self._cost = cost
         self._factor = factor * table.model_layers
         self._fixed_s = layer_s * table.model_layers + model.host_seconds(Work(((1, 0),)))
         self._known: dict[Chunks, tuple[float, float]] = {}
@@ -46,8 +48,14 @@ class KernelSumPasses:
         return self._known.get(chunks) or put(self._known, chunks, self._of(chunks))
 
     def _of(self, chunks: Chunks) -> tuple[float, float]:
+        """As ``estimate`` of the whole pass, operation for operation."""
+        table, layers = self._table, self._table.model_layers
         work: Work = new(Work, (chunks, 0, 0, None, True, 0, None))
-        return self._model.estimate(work, self._sms)[0], self._table.cost(work)[0]
+        seconds, _, _ = table.batch(chunks).launch(layers, True, self._sms)
+        if self._cost is not None:
+            layer_s, factor = self._cost
+            seconds = factor * seconds + layer_s * layers
+        return seconds + self._model.prefill_host_s(len(chunks), True), table.cost(work)[0]
 
     def fewest_tokens(self, flops_per_s: float, sequences: int) -> int:
         """See :class:`profiler.latency.PrefillPasses`."""

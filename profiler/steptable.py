@@ -131,7 +131,7 @@ class StepTable:
             if layers is None and context >= tokens > 0:
                 return self.decode_pass(tokens, sms).at(context, self.model_layers)
         elif not tokens and not context:
-            return self.batch(work).launch(self._count(work), layers is None or head, sms)
+            return self.batch(prefill).launch(self._count(work), layers is None or head, sms)
         return self._launch(work, sms)
 
     def _launch(self, work: Work, sms: int) -> tuple[float, float, Source]:
@@ -145,7 +145,7 @@ class StepTable:
             seconds, dram, source = pieces.at(context)
         rows = tokens
         if prefill:
-            times = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
+            times = self._attention[sms].get(prefill) or self._add_attention(prefill, sms)
             if times[0] >= seconds:
                 source = times[2]
             seconds += times[0]
@@ -185,7 +185,7 @@ class StepTable:
             decoding = Times(*pieces.at(context))
         prefilling = NO_TIME
         if prefill:
-            prefilling = self._attention[sms].get(prefill) or self._add_attention(prefill, sms, work)
+            prefilling = self._attention[sms].get(prefill) or self._add_attention(prefill, sms)
         tokens = work.new_tokens
         layer = self._layers.layers[sms].get(tokens) or self._add_layer(tokens, sms, work)
         embedding = self._layers.embeddings[sms].get(tokens) or self._layers.add_embedding(tokens, sms)
@@ -222,7 +222,7 @@ class StepTable:
         if not work.decode_context_tokens >= requests > 0:
             raise _bad(work)
         pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
-        layer, embedding, last = self._pass_parts(requests, sms)
+        layer, embedding, last = self._layers.pass_times(requests, sms)
         count = self.model_layers
         once_s, once_dram_s = embedding.seconds, embedding.dram_seconds
         return Pieces(
@@ -247,7 +247,7 @@ class StepTable:
         rows = len(prefill) + tokens
         if prefill:
             # The next hybrid launch has other chunks, and nobody asks for its batch again.
-            cost = cost_of([self._attention_kernel(work)]) if tokens else self.batch(work).attention_cost
+            cost = cost_of([self._attention_kernel(prefill)]) if tokens else self.batch(prefill).attention_cost
             flops += cost[0]
             moved += cost[1]
             for chunk in prefill:
@@ -265,15 +265,8 @@ class StepTable:
         return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
     def _add_pass(self, requests: int, sms: int) -> DecodePass:
-        lines, (layer, embedding, head) = self._decode.lines(requests, sms), self._pass_parts(requests, sms)
+        lines, (layer, embedding, head) = self._decode.lines(requests, sms), self._layers.pass_times(requests, sms)
         return put(self._passes[sms], requests, DecodePass(lines, layer, embedding, head))
-
-    def _pass_parts(self, requests: int, sms: int) -> tuple[Times, Times, Times]:
-        """A layer without attention, the embedding and the head of a pass that only decodes."""
-        layer = self._layers.layers[sms].get(requests) or self._layers.add_layer(requests, sms)
-        embedding = self._layers.embeddings[sms].get(requests) or self._layers.add_embedding(requests, sms)
-        head = self._layers.heads[sms].get(requests) or self._layers.add_head(requests, sms)
-        return layer, embedding, head
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
         self._check_tokens(tokens, work)
@@ -294,27 +287,27 @@ class StepTable:
             raise bad_layers(work, self.model_layers)
         return count
 
-    def _add_attention(self, prefill: Chunks, sms: int, work: Work) -> Times:
-        kernel = self._attention_kernel(work)
+    def _add_attention(self, prefill: Chunks, sms: int) -> Times:
+        kernel = self._attention_kernel(prefill)
         alphas, source = self._alphas(kernel)
         _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
         return put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
 
-    def batch(self, work: Work) -> PrefillBatch:
-        """The prompts that ``work`` prefills, with nothing that decodes. Raises ValueError as ``launch`` does."""
-        batch = self._batches.get(work[0])
+    def batch(self, chunks: Chunks) -> PrefillBatch:
+        """These prompts, with nothing that decodes. Raises ValueError as ``launch`` does."""
+        batch = self._batches.get(chunks)
         if batch is None:
-            kernel = self._attention_kernel(work)
+            kernel = self._attention_kernel(chunks)
             alphas, source = self._alphas(kernel)
             batch = PrefillBatch(kernel, alphas, source, self._clock, self._layers)
-            put(self._batches, work[0], batch, RECENT_BATCHES)
+            put(self._batches, chunks, batch, RECENT_BATCHES)
         return batch
 
-    def _attention_kernel(self, work: Work) -> Kernel:
-        for new, cached in work[0]:
+    def _attention_kernel(self, chunks: Chunks) -> Kernel:
+        for new, cached in chunks:
             if new < 1 or cached < 0:
-                raise _bad(work)
-        return self._shard.attention_prefill(work[0])
+                raise _bad(Work(chunks))
+        return self._shard.attention_prefill(chunks)
 
     def _alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
         return (kernel.alphas, kernel.source) if self._calibration is None else self._calibration.alphas(kernel)

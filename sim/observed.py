@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import sub, truediv
 from typing import NamedTuple, overload
 
 from policies.api import Observation
@@ -42,19 +43,19 @@ class CoastedSteps(NamedTuple):
         return [self.observation(place) for place in range(max(0, steps - OBSERVED_STEPS), steps)]
 
     def errors_since(self, latest: Observation | None, most: int) -> tuple[list[float], bool]:
-        """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``, newest first;
-        and whether ``latest`` is one of them."""
-        last_s = -1.0 if latest is None else latest[6]
+        """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``; and whether
+        ``latest`` is one of them."""
         _, _, _, _, contexts, predicted_s, times_s = self
         steps = len(contexts)
-        found: list[float] = []
-        for place in range(steps - 1, max(-1, steps - most - 1), -1):
-            measured_s = times_s[place + 1] - times_s[place]
-            # A number first: most differ there already.
-            if measured_s == last_s and self.observation(place) == latest:
-                return found, True
-            found.append(measured_s / predicted_s[place])
-        return found, False
+        first, met = max(0, steps - most), False
+        measured_s = list(map(sub, times_s[first + 1 : steps + 1], times_s[first:steps]))
+        # A number first: mostly it is none of these.
+        if latest is not None and latest[6] in measured_s:
+            for place in range(steps - 1, first - 1, -1):
+                if measured_s[place - first] == latest[6] and self.observation(place) == latest:
+                    measured_s, first, met = measured_s[place + 1 - first :], place + 1, True
+                    break
+        return list(map(truediv, measured_s, predicted_s[first:steps])), met
 
 
 class ObservedSteps(Sequence[Observation]):

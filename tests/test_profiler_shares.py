@@ -85,11 +85,14 @@ def test_a_split_after_another_is_estimated_as_each_alone(case: tuple[str, str, 
             group = Work(((draw.randint(1, 8000), draw.randint(0, 100)),), layers=4, head=draw.random() < 0.5)
             requests = draw.randint(1, 300)
             context = requests * draw.randint(1, 3000)
-            seconds = decode_beside(latency, requests, context, group)
+            own = decode_beside(latency, requests, context, group)
             plain = decode_beside(plain_model(latency), requests, context, group)
             for sms in {1, total, *draw.sample(range(1, total), 4)}:
                 alone = latency.estimate(Work((), requests, context), sms, group, max(1, total - sms))
-                assert seconds(sms) == plain(sms) == alone.seconds
+                least, most = own.bounds(sms)
+                assert least <= alone.seconds <= most <= 1.4 * least
+                assert own.seconds(sms) == plain.seconds(sms) == alone.seconds
+                assert own.bounds(sms) == plain.bounds(sms) == (alone.seconds, alone.seconds)
 
 
 @pytest.mark.parametrize("case", CASES)

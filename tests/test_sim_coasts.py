@@ -172,7 +172,7 @@ def test_errors_are_those_of_the_observations(lengths: list[int], seed: int):
         newest, runs = errors_since(observed, latest)
         plain_newest, plain = errors_since(listed, latest)
         assert newest == plain_newest
-        assert [(prefills, error) for prefills, errors in runs for error in errors] == [
+        assert [(prefills, error) for prefills, errors in runs for error in reversed(errors)] == [
             (prefills, error) for prefills, (error,) in plain
         ]
 
