@@ -187,10 +187,12 @@ def _assumed(model: DeviceCalibration) -> str:
 
 
 def _composed(found: Composition) -> str:
-    """Factors on the largest share, and what a layer takes besides."""
+    """Factors on the largest share, what a layer takes besides, and the range of factors on products."""
     seconds, prefill, decode = ((curve[-1][1] if curve else None) for curve in found.costs)
     factors = f"prefill {prefill or 1:.3g}, decode {decode or 1:.3g}"
-    return factors + (f", {seconds * 1e6:.0f} us a layer" if seconds else "")
+    factors += f", {seconds * 1e6:.0f} us a layer" if seconds else ""
+    products = [factor for _, of_rows in found.products.by_sms for _, factor in of_rows]
+    return factors + (f", products {min(products):.2g} to {max(products):.2g}" if products else "")
 
 
 def _errors(rows: Sequence[Mapping[str, Any]], by: str, heading: str) -> list[str]:

@@ -1,10 +1,12 @@
-"""What whole layers take beyond the sum of their kernels, by SM share."""
+"""What whole layers take beyond the sum of their kernels, by SM share, and what products take in them."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Self, TypeVar
 
 Curve = tuple[tuple[int, float], ...]
 """(SMs, value), ascending; between them it is interpolated, outside it stays what it is at the end."""
@@ -55,10 +57,54 @@ class LayerCosts(NamedTuple):
     @classmethod
     def of(cls, *curves: Points) -> Self:
         """Of the three curves, their points as any sequences."""
-        return cls(*(tuple((int(sms), float(value)) for sms, value in points) for points in curves))
+        return cls(*map(_curve, curves))
+
+
+class ProductFactors(NamedTuple):
+    """How many times as long products take in a layer as the same products alone, over and over: by SMs, then by rows.
+
+    ``by_sms``: (SMs, ((rows, factor), ...)), both ascending. Rows are the tokens of a launch, of the LM head its
+    sequences. Between rows the factor is linear in their logarithm, between shares its logarithm in that of SMs; beyond
+    the ends it stays. 1 where there are none.
+    """
+
+    by_sms: tuple[tuple[int, Curve], ...] = ()
+
+    def at(self, rows: float, sms: int) -> float:
+        """The factor on products of so many rows on ``sms`` SMs."""
+        if not self.by_sms:
+            return 1.0
+        (_, below), (_, above), way = _around(self.by_sms, sms)
+        one, two = _on_logs(below, rows), _on_logs(above, rows)
+        return float(one * (two / one) ** way)
+
+    def rows(self) -> set[int]:
+        """Between these rows, on any share, the factor is as said."""
+        return {rows for _, curve in self.by_sms for rows, _ in curve}
+
+    def times(self, other: ProductFactors) -> ProductFactors:
+        """The product of both, at the shares and rows of either."""
+        shares = sorted({sms for sms, _ in chain(self.by_sms, other.by_sms)})
+        rows = sorted(self.rows() | other.rows())
+        return ProductFactors(
+            tuple((sms, tuple((at, self.at(at, sms) * other.at(at, sms)) for at in rows)) for sms in shares)
+        )
+
+    def document(self) -> list[list[Any]]:
+        """JSON types; :meth:`read` makes it again."""
+        return [[sms, [list(point) for point in curve]] for sms, curve in self.by_sms]
+
+    @classmethod
+    def read(cls, document: Iterable[Sequence[Any]]) -> Self:
+        return cls(tuple((int(sms), _curve(points)) for sms, points in document))
 
 
 NOTHING = LayerCosts()
+AS_ALONE = ProductFactors()
+
+
+def _curve(points: Points) -> Curve:
+    return tuple((int(at), float(value)) for at, value in points)
 
 
 def _at(curve: Curve, sms: int, nothing: float) -> float:
@@ -70,6 +116,23 @@ def _at(curve: Curve, sms: int, nothing: float) -> float:
         return curve[min(place, len(curve) - 1)][1]
     (low, left), (high, right) = curve[place - 1 : place + 1]
     return left + (right - left) * (sms - low) / (high - low)
+
+
+Value = TypeVar("Value")
+
+
+def _around(points: Sequence[tuple[int, Value]], at: float) -> tuple[tuple[int, Value], tuple[int, Value], float]:
+    """The points around ``at`` and how far it is from the first, by logarithms; one twice at a point and beyond all."""
+    place = bisect_left(points, at, key=lambda point: point[0])
+    low, high = points[max(0, place - 1)], points[min(place, len(points) - 1)]
+    if place == 0 or high[0] <= at:
+        return high, high, 0.0
+    return low, high, math.log(at / low[0]) / math.log(high[0] / low[0])
+
+
+def _on_logs(curve: Curve, at: float) -> float:
+    (_, left), (_, right), way = _around(curve, at)
+    return left + (right - left) * way
 
 
 def _product(one: Curve, other: Curve) -> Curve:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from profiler.calibration import OpCalibration
-from profiler.composition import NOTHING, LayerCosts
+from profiler.composition import AS_ALONE, NOTHING, LayerCosts, ProductFactors
 from profiler.kernelsum import LAUNCH_OVERHEAD_S, PASS_OVERHEAD_S
 from profiler.kerneltime import KernelClock
 from profiler.mixed import MixedAttention
@@ -83,10 +83,21 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """What whole layers take beyond the sum of their kernels, each timed alone."""
+    """What whole layers take beyond the sum of their kernels, each timed alone, and their products among these."""
 
     costs: LayerCosts = NOTHING
     origin: Origin = "assumed"
+    products: ProductFactors = AS_ALONE
+
+    def document(self) -> dict[str, Any]:
+        """JSON types; :meth:`read` makes it again."""
+        return {**self.costs.document(), "products": self.products.document(), "origin": self.origin}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        """Files of before there were factors on products have none."""
+        products = ProductFactors.read(document.get("products", ()))
+        return cls(LayerCosts.read(document), document["origin"], products)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,7 @@ class DeviceCalibration:
         return isinstance(other, DeviceCalibration) and (self is other or self.document() == other.document())
 
     def __hash__(self) -> int:
-        return hash((self.device.name, str(self.provenance.get("rows_sha256")), tuple(self.ops)))
+        return hash((self.device.name, str(self.provenance.get("rows_sha256")), tuple(self.ops), self.composition))
 
     def clock(self) -> KernelClock:
         """The formula with this device's floors, bandwidth curve and measured SM shares."""
@@ -135,6 +146,16 @@ class DeviceCalibration:
         floors |= {op: calibration.floor_s for op, calibration in self.ops.items()}
         shares = {op: calibration.share_sms for op, calibration in self.ops.items()}
         return KernelClock(device, flops, self.bandwidth.curve(device), floors, shares)
+
+    @property
+    def host_in_layers_s(self) -> float:
+        """Of whole layers as they are timed: on a CPU with the host's time between kernels, which is the launch's."""
+        return self.host.launch_s if self.device.name == "cpu" else 0.0
+
+    def with_products(self, factors: ProductFactors) -> Self:
+        """With products in layers taking so many times as long as they do here."""
+        found = self.composition
+        return replace(self, composition=replace(found, products=found.products.times(factors)))
 
     def document(self) -> dict[str, Any]:
         """JSON types; :meth:`read` makes it again."""
@@ -150,7 +171,7 @@ class DeviceCalibration:
             "contention": {**asdict(self.contention), "table": [dict(row) for row in self.contention.table]},
             "host": asdict(self.host),
             "unmeasured": asdict(self.unmeasured),
-            "composition": {**self.composition.costs.document(), "origin": self.composition.origin},
+            "composition": self.composition.document(),
             "mixed": None if self.mixed is None else self.mixed.document(),
             "ops": {op: calibration.document() for op, calibration in self.ops.items()},
         }
@@ -173,7 +194,6 @@ class DeviceCalibration:
             device["sources"] = tuple(device["sources"].items())
             contention = dict(document["contention"])
             contention["table"] = tuple(contention["table"])
-            composition = document["composition"]
             return cls(
                 device=DeviceSpec(**device),
                 ops={op: _read_op(op, part) for op, part in document["ops"].items()},
@@ -181,7 +201,7 @@ class DeviceCalibration:
                 contention=Contention(**contention),
                 host=Host(**document["host"]),
                 unmeasured=Unmeasured(**document["unmeasured"]),
-                composition=Composition(LayerCosts.read(composition), composition["origin"]),
+                composition=Composition.read(document["composition"]),
                 mixed=None if document["mixed"] is None else MixedAttention.read(document["mixed"]),
                 provenance=document["provenance"],
                 holdout=tuple(document["holdout"]),

@@ -16,7 +16,7 @@ from profiler.cpu import cpu_device
 from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
 from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fittedmodel import FittedModel, fitted
-from profiler.layerfit import layer_costs, work_of
+from profiler.layerfit import layer_costs, product_factors, timed, work_of
 from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
 from profiler.presets import model as model_preset
@@ -226,9 +226,10 @@ def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCali
         return calibration
     model = fitted(name, calibration, profile.provenance.tensor_parallel)
     alone = rows[rows["beside"] == ""]
-    # On a CPU layers are timed with what the host does between their kernels, which is the launch's.
-    host_s = calibration.host.launch_s if profile.provenance.device == "cpu" else 0.0
-    calibration = replace(calibration, composition=Composition(layer_costs(model, alone, host_s), "measured"))
+    host_s = calibration.host_in_layers_s
+    costs = layer_costs(model, alone, host_s)
+    products = product_factors(replace(model, layer_costs=costs), timed(alone, host_s))
+    calibration = replace(calibration, composition=Composition(costs, "measured", products))
     beside = rows[rows["beside"].isin(LAYERS)]
     if beside.empty:
         return calibration

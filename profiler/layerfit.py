@@ -1,21 +1,23 @@
-"""Whole layers of a profile against the sum of their kernels: what a layer costs beyond them, by SM share."""
+"""Whole layers of a profile against the sum of their kernels: what a layer, and a product in it, takes beyond them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import lsq_linear
 
-from profiler.composition import LayerCosts
+from profiler.composition import LayerCosts, ProductFactors
 from profiler.fittedmodel import FittedModel
 from profiler.profile import LAYERS
 from profiler.work import Work
 
 LEAST_S = 1e-9
 LEAST_FACTOR = 0.1
+LARGEST_FACTOR = 3.0
+"""On products in a layer, or one over it: more is a row gone wrong."""
 
 
 def layer_costs(model: FittedModel, rows: pd.DataFrame, host_s: float = 0.0) -> LayerCosts:
@@ -51,6 +53,54 @@ def _on_share(
     lowest = [0.0, *[LEAST_FACTOR] * len(kinds)]
     layer_s, *found = lsq_linear(terms, np.ones(len(rows)), bounds=(lowest, np.inf)).x.tolist()
     return layer_s, dict(zip(kinds, found, strict=True))
+
+
+class Timed(NamedTuple):
+    """Whole layers alone on ``sms`` SMs, and the device's seconds of them."""
+
+    work: Work
+    sms: int
+    seconds: float
+
+
+def timed(rows: pd.DataFrame, host_s: float = 0.0) -> list[Timed]:
+    """``rows`` of LAYERS, timed alone; ``host_s`` of each was the host's."""
+    return [Timed(work_of(row), int(row["sms"]), float(row["latency_s"]) - host_s) for row in rows.to_dict("records")]
+
+
+def product_factors(model: FittedModel, layers: Iterable[Timed]) -> ProductFactors:
+    """The factors on the products of ``model`` by which it says what ``layers`` took.
+
+    All else in a layer stays as the model has it. Where layers on one share have as many tokens, least squares of their
+    relative errors.
+    """
+    found: dict[int, dict[int, list[Timed]]] = {}
+    for one in layers:
+        found.setdefault(one.sms, {}).setdefault(one.work.new_tokens, []).append(one)
+    return ProductFactors(
+        tuple(
+            (sms, tuple((tokens, _product_factor(model, alike)) for tokens, alike in sorted(by_tokens.items())))
+            for sms, by_tokens in sorted(found.items())
+        )
+    )
+
+
+def _product_factor(model: FittedModel, layers: Sequence[Timed]) -> float:
+    measured = np.maximum([one.seconds for one in layers], LEAST_S)
+    predicted = np.array([model.device_seconds(one.work, one.sms) for one in layers]) / measured
+    products = np.array([_products_s(model, one.work, one.sms) for one in layers]) / measured
+    more = products @ (1 - predicted) / (products @ products)
+    return min(max(1 + float(more), 1 / LARGEST_FACTOR), LARGEST_FACTOR)
+
+
+def _products_s(model: FittedModel, work: Work, sms: int) -> float:
+    """Of all that ``model`` says of a launch, its matrix products."""
+    seconds = sum(part.seconds for part in model.breakdown(work, sms) if part.kernel.op == "gemm")
+    costs = model.layer_costs.by_sms(model.device.sms)
+    if costs is None:
+        return seconds
+    _, of_prefill, of_decode = costs[sms]
+    return seconds * (of_prefill if work.prefill else of_decode)
 
 
 def work_of(row: Mapping[Any, Any], prefix: str = "") -> Work:

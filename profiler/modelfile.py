@@ -45,6 +45,7 @@ Size = Annotated[float, Field(ge=0, le=LARGEST_SIZE)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Bytes = Annotated[int, Field(ge=1, le=10**18)]
 Sms = Annotated[int, Field(ge=1, le=100_000)]
+Rows = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Error = Annotated[float, Field(ge=0, le=1e12)]
 Leaf = Annotated[int, Field(ge=-LARGEST_LEAF, le=LARGEST_LEAF)]
 Knots = Annotated[list[Annotated[float, Field(ge=1, le=LARGEST_SIZE)]], Field(min_length=1)]
@@ -144,12 +145,16 @@ PAIR = Field(strict=False)
 """JSON has lists for tuples; what is in them is checked strictly all the same."""
 
 
+Factors = Annotated[list[Annotated[tuple[Rows, Scale], PAIR]], Field(min_length=1)]
+
+
 class CompositionPart(Part):
     """:class:`profiler.devicecalibration.Composition`, by SMs."""
 
     seconds: list[Annotated[tuple[Sms, Seconds], PAIR]]
     prefill: list[Annotated[tuple[Sms, Scale], PAIR]]
     decode: list[Annotated[tuple[Sms, Scale], PAIR]]
+    products: list[Annotated[tuple[Sms, Factors], PAIR]] = []
     origin: Origin
 
 
@@ -231,8 +236,10 @@ def check(document: Any) -> None:
                 _refuse(f"{name}.{place}.op", f"is {_shown(row.op)}: it must be one of {', '.join(AXES)}")
     if found.mixed is not None:
         _check_mixed(found.mixed)
-    for name in ("seconds", "prefill", "decode"):
+    for name in ("seconds", "prefill", "decode", "products"):
         _check_shares(f"composition.{name}", [sms for sms, _ in getattr(found.composition, name)], found.device.sms)
+    for place, (_, factors) in enumerate(found.composition.products):
+        _check_ascending(f"composition.products.{place}.1", [rows for rows, _ in factors])
     if "gemm" not in found.ops:
         _refuse("ops.gemm", "is missing: matrix products are most of every launch")
     for op, part in found.ops.items():

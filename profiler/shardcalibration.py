@@ -7,6 +7,7 @@ rows, and once for attention, on a grid. Between knots log alpha is linear in th
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from itertools import product
 
@@ -44,12 +45,14 @@ _VARYING = {"all_reduce": "bytes", "gemm": "m"}
 class ShardCalibration:
     """Gives kernels the alphas that a device's measurements imply; its grids serve every model on that device."""
 
-    __slots__ = ("_clock", "_defaults", "_grids", "_lines", "_mixed", "_ops")
+    __slots__ = ("_clock", "_defaults", "_grids", "_in_layers", "_lines", "_mixed", "_ops", "_products")
 
     def __init__(self, calibration: DeviceCalibration) -> None:
         unmeasured = calibration.unmeasured
         self._clock: KernelClock = calibration.clock()
         self._ops = calibration.ops
+        self._products = calibration.composition.products
+        self._in_layers: dict[float, tuple[float, ...]] = {}
         self._defaults = {
             "gemm": (1 / unmeasured.gemm,),
             "attention": (1 / unmeasured.attention,),
@@ -70,7 +73,10 @@ class ShardCalibration:
         return Kernel(*kernel[:-2], *self.alphas(kernel))
 
     def alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
-        """(measured alphas, source), or the assumed efficiency of its kind where its op was not measured."""
+        """(measured alphas, source), or the assumed efficiency of its kind where its op was not measured.
+
+        Of products as they are in layers, where whole layers were measured; a kernel alone has those of its op.
+        """
         op = self._ops.get(kernel.op)
         if op is None:
             return self._defaults[kernel.kind], kernel.source
@@ -78,7 +84,17 @@ class ShardCalibration:
             return self._prefill(op, kernel)
         if kernel.op == "attention_decode":
             return self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
-        return self._curve(op, kernel).alphas((kernel.size,))
+        alphas, source = self._curve(op, kernel).alphas((kernel.size,))
+        if kernel.op != "gemm" or not self._products.by_sms:
+            return alphas, source
+        return tuple(map(operator.mul, alphas, self._factors(op, kernel.size))), source
+
+    def _factors(self, op: OpCalibration, rows: float) -> tuple[float, ...]:
+        """On products of so many rows in a layer, on each of the shares that products were measured on."""
+        found = self._in_layers.get(rows)
+        if found is None:
+            found = self._in_layers[rows] = tuple(self._products.at(rows, sms) for sms in op.share_sms)
+        return found
 
     @property
     def mixes(self) -> bool:
@@ -95,10 +111,10 @@ class ShardCalibration:
 
         Blocks of products change just above multiples of 16 rows, of 128 rows for larger ones.
         """
-        measured: set[int] = set()
+        measured = self._products.rows()
         products = self._ops.get("gemm")
         if products is not None and products.points is not None:
-            measured = {round(rows) for rows in products.points.shapes[:, 0].tolist()}
+            measured |= {round(rows) for rows in products.points.shapes[:, 0].tolist()}
         return sorted({*_LAYER_KNOTS, *measured})
 
     def context_knots(self, kernel: Kernel) -> list[float]:

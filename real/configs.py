@@ -7,9 +7,10 @@ from pathlib import Path
 
 import policies
 from profiler.devicecalibration import DeviceCalibration
+from profiler.fittedmodel import fitted
 from profiler.specs import DeviceSpec, ModelSpec
 from real.hosttime import OutsideTime
-from real.pace import Pace
+from real.pace import KINDS, Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from sim.config import LatencySettings, PaceSettings, PolicySettings, RunConfig
 from sim.sweep_spec import PolicyEntry
@@ -75,19 +76,26 @@ class Setting:
     slots: int
     slot_tokens: int
 
-    def config(self, who: Contestant, rate: float | None, host: OutsideTime, pace: Pace | None = None) -> RunConfig:
+    def paced(self, pace: Pace) -> PaceSettings:
+        """The pace of the latency model of all runs."""
+        products = pace.products(fitted(self.plan.model, self.calibration))
+        of_kinds = {kind: pace.by_sms(kind) for kind in KINDS}
+        return PaceSettings.model_validate({**of_kinds, "products": products.document()})
+
+    def config(
+        self, who: Contestant, rate: float | None, host: OutsideTime, pace: PaceSettings | None = None
+    ) -> RunConfig:
         """The settings of one run.
 
         host: seconds of a launch that the host takes outside the device. With a ``pace``, of a simulation, steps run by
         the model at that pace, and the policy still plans with what was fitted.
         """
         plan = self.plan
-        fitted = LatencySettings(
+        planned = LatencySettings(
             model=str(self.model_file),
             launch_overhead_s=self.calibration.host.launch_s + host.decode_s,
             prefill_overhead_s=max(0.0, host.prefill_s - host.decode_s),
         )
-        factors = pace and PaceSettings(prefill=pace.by_sms("prefill"), decode=pace.by_sms("decode"))
         return RunConfig(
             trace=str(self.trace),
             rate=rate,
@@ -101,6 +109,6 @@ class Setting:
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             until_s=plan.until_s,
-            latency=fitted if pace is None else fitted.model_copy(update={"pace": factors}),
-            estimator=None if pace is None else fitted,
+            latency=planned if pace is None else planned.model_copy(update={"pace": pace}),
+            estimator=None if pace is None else planned,
         )

@@ -139,6 +139,10 @@ class ProbeRow(BaseModel):
 
     kind: Literal["prefill", "decode"]
     sms: int
+    sequences: int
+    new_tokens: int
+    cached_tokens: int
+    layers: int
     profiled_s: float
     seconds: float
 

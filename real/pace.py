@@ -8,29 +8,39 @@ the served requests enters it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 from typing import Any, NamedTuple, Self
 
 from policies.api import LINK
+from profiler.composition import ProductFactors
+from profiler.fittedmodel import FittedModel
+from profiler.layerfit import Timed, product_factors
 from profiler.measure.attention import Sequenced
 from profiler.profile import Profile
+from profiler.work import Work
 from real.lanes import Batch, DeviceError, Job, Lanes
 
 KINDS = ("prefill", "decode")
 REPEATS = 5
-MOST_ROWS = 4
-"""Rows of the profile for each kind of layers and share, from the shortest to the longest: small launches, which wait
-for memory and for each other's threads, do not slow down as large ones do."""
+SESSION_S = 2.0
+"""What running layers again may take, at the times of the profile: layers are repeated less often where there are more
+of them, once at least after the warm-up. Those of all runs count together."""
 
 TIMEOUT_S = 120.0
 
 
 class Probe(NamedTuple):
-    """Layers of the profile and how long they took now."""
+    """Layers of the profile and how long they took now.
+
+    Each of ``sequences`` has as many new tokens, one where it decodes, and as many cached ones.
+    """
 
     kind: str
     sms: int
-    sequences: tuple[Sequenced, ...]
+    sequences: int
+    new_tokens: int
+    cached_tokens: int
     layers: int
     profiled_s: float
     seconds: float = 0.0
@@ -39,36 +49,54 @@ class Probe(NamedTuple):
     def ratio(self) -> float:
         return self.seconds / self.profiled_s
 
+    @property
+    def work(self) -> Work:
+        if self.kind == "prefill":
+            chunks = ((self.new_tokens, self.cached_tokens),) * self.sequences
+            return Work(chunks, layers=self.layers, head=False)
+        context = self.sequences * (self.cached_tokens + 1)
+        return Work((), self.sequences, context, layers=self.layers, head=False)
+
 
 class Pace(NamedTuple):
     """Layers run again, and what that says of the device."""
 
     probes: tuple[Probe, ...] = ()
 
-    def by_sms(self, kind: str) -> list[tuple[int, float]]:
-        """Time now over time when profiled, of layers of a kind on each share they were run again on.
-
-        Their mean: a machine that is now at one speed, now at another is at neither on the average, and the sum of
-        many steps goes by the average. What one probe met by accident is gone with the median of its repeats.
-        """
-        ratios: dict[int, list[float]] = {}
+    def rows(self) -> list[Probe]:
+        """Each row of the profile once, with the median of the times that it took: one time scatters more than the
+        device drifts."""
+        times: dict[Probe, list[float]] = {}
         for probe in self.probes:
-            if probe.kind == kind:
-                ratios.setdefault(probe.sms, []).append(probe.ratio)
+            times.setdefault(probe._replace(seconds=0.0), []).append(probe.seconds)
+        return [row._replace(seconds=median(seconds)) for row, seconds in times.items()]
+
+    def by_sms(self, kind: str) -> list[tuple[int, float]]:
+        """Time now over time when profiled, of layers of a kind on each share they were run again on: their mean."""
+        ratios: dict[int, list[float]] = {}
+        for row in self.rows():
+            if row.kind == kind:
+                ratios.setdefault(row.sms, []).append(row.ratio)
         return [(sms, fmean(found)) for sms, found in sorted(ratios.items())]
+
+    def products(self, model: FittedModel) -> ProductFactors:
+        """The factors on products by which ``model``, at the pace of each kind and share, says what layers take now.
+
+        So whatever made a single row of the profile faster or slower than others of its kind is gone.
+        """
+        costs = model.layer_costs.at_pace(*(tuple(self.by_sms(kind)) for kind in KINDS))
+        host_s = model.calibration.host_in_layers_s
+        layers = [Timed(row.work, row.sms, row.seconds - host_s) for row in self.rows()]
+        return product_factors(replace(model, layer_costs=costs), layers)
 
     @classmethod
     def read(cls, documents: Iterable[Mapping[str, Any]]) -> Self:
         """All probes of what :meth:`document` gave, of one pace or several."""
-        rows = [row for found in documents for row in found["probes"]]
-        return cls(tuple(Probe(row["kind"], row["sms"], (), 0, row["profiled_s"], row["seconds"]) for row in rows))
+        return cls(tuple(Probe(**row) for found in documents for row in found["probes"]))
 
     def document(self) -> dict[str, Any]:
         """JSON types, for a run's facts."""
-        rows = [
-            {"kind": probe.kind, "sms": probe.sms, "profiled_s": probe.profiled_s, "seconds": probe.seconds}
-            for probe in self.probes
-        ]
+        rows = [probe._asdict() for probe in self.probes]
         return {**{kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}, "probes": rows}
 
 
@@ -83,7 +111,7 @@ def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers
     places = {"prefill": computing[0], "decode": computing[-1]}
     probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place, layers)]
     # In turns, as in a profile. The first is a warm-up: buffers grow, libraries choose their kernels.
-    turns = [[_seconds(lanes, places[probe.kind], probe) for probe in probes] for _ in range(1 + REPEATS)][1:]
+    turns = [[_seconds(lanes, places[probe.kind], probe) for probe in probes] for _ in range(1 + _repeats(probes))][1:]
     found = [
         probe._replace(seconds=median(times)) for probe, times in zip(probes, zip(*turns, strict=True), strict=True)
     ]
@@ -92,32 +120,26 @@ def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers
 
 def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], layers: int) -> Iterator[Probe]:
     rows = profile.select(f"{kind}_layers").sort_values("latency_s", ascending=False)
-    by_sms: dict[int, list[Probe]] = {}
     for row in rows[rows["layers"] < layers].to_dict("records"):
         if kind == "prefill":
-            one = row["new_tokens"], row["cached_tokens"]
-            count = row["sequences"]
+            shape = row["sequences"], row["new_tokens"], row["cached_tokens"]
         else:
-            one, count = (1, row["decode_context_tokens"] - 1), row["decode_requests"]
+            shape = row["decode_requests"], 1, row["decode_context_tokens"] - 1
+        count, new, cached = map(int, shape)
         sms = int(row["sms"])
-        if count <= lanes.slots and sum(one) <= lanes.slot_tokens and lanes.granted(*place, sms) == sms:
-            sequences = tuple(Sequenced(slot, int(one[0]), int(one[1])) for slot in range(int(count)))
-            probe = Probe(kind, sms, sequences, int(row["layers"]), float(row["latency_s"]))
-            by_sms.setdefault(sms, []).append(probe)
-    for found in by_sms.values():
-        yield from _spread(found, MOST_ROWS)
+        if count <= lanes.slots and new + cached <= lanes.slot_tokens and lanes.granted(*place, sms) == sms:
+            yield Probe(kind, sms, count, new, cached, int(row["layers"]), float(row["latency_s"]))
 
 
-def _spread(probes: Sequence[Probe], most: int) -> list[Probe]:
-    """At most so many of them, the first and the last among these, at even distances."""
-    if len(probes) <= most:
-        return list(probes)
-    return [probes[place * (len(probes) - 1) // (most - 1)] for place in range(most)]
+def _repeats(probes: Sequence[Probe]) -> int:
+    turn_s = sum(probe.profiled_s for probe in probes)
+    return REPEATS if not turn_s else min(REPEATS, max(1, int(SESSION_S / turn_s) - 1))
 
 
 def _seconds(lanes: Lanes, place: tuple[int, str], probe: Probe) -> float:
-    tokens = (1,) * sum(sequence.new for sequence in probe.sequences)
-    lanes.submit(Job(-1, *place, probe.sms, Batch(probe.sequences, tokens, 0, probe.layers)))
+    sequences = tuple(Sequenced(slot, probe.new_tokens, probe.cached_tokens) for slot in range(probe.sequences))
+    tokens = (1,) * (probe.sequences * probe.new_tokens)
+    lanes.submit(Job(-1, *place, probe.sms, Batch(sequences, tokens, 0, probe.layers)))
     done = lanes.wait(TIMEOUT_S)
     if done is None:
         raise DeviceError(f"layers that took {probe.profiled_s:.3g} s when profiled took over {TIMEOUT_S:g} s")

@@ -35,6 +35,7 @@ from real.power import PowerSampler
 from real.report import Study, study, write_report
 from real.serving import check_policy, check_servable, note, serve
 from real.telling import SILENT, Teller, Told
+from sim.config import PaceSettings
 from sim.metrics import summarise
 from sim.rundir import write_run
 from sim.simulate import prepare
@@ -195,14 +196,15 @@ class Validation:
         said = [read_facts(run).model_dump() for folder in folders for run in self.layout.real(folder)]
         # Of all runs together: they took turns, and a single run's probes scatter more than the device drifts.
         pace = Pace.read(one["pace"] for one in said if one["pace"] is not None)
-        cells = self._cells(everyone, setting, pace)
-        self._warn_of_pace(pace)
+        settings = setting.paced(pace)
+        cells = self._cells(everyone, setting, settings)
+        self._warn_of_pace(settings)
         self._warn_of_others(cells)
         result = study(cells, teller=self.teller)
-        write_report(result, self.layout.out, self._header(found, pace), self.teller)
+        write_report(result, self.layout.out, self._header(found, settings if pace.probes else None), self.teller)
         return result
 
-    def _cells(self, everyone: Sequence[Contestant], setting: Setting, pace: Pace) -> list[Cell]:
+    def _cells(self, everyone: Sequence[Contestant], setting: Setting, pace: PaceSettings) -> list[Cell]:
         named, cells = list(product(everyone, self.rates)), []
         with self.teller.stage("simulating the same") as begin:
             tell = begin(len(named))
@@ -211,7 +213,7 @@ class Validation:
                 tell(done, who.label)
         return [cell for cell in cells if cell is not None]
 
-    def _cell(self, who: Contestant, rate: float | None, setting: Setting, pace: Pace) -> Cell | None:
+    def _cell(self, who: Contestant, rate: float | None, setting: Setting, pace: PaceSettings) -> Cell | None:
         """The real runs that are there, and the simulation of the same with the host that they had, at ``pace``."""
         folder = self.layout.cell(who.label, rate)
         runs = self.layout.real(folder)
@@ -241,22 +243,22 @@ class Validation:
                         f"run of {run_s:.1f} s; serve again in another --out, with no other program running"
                     )
 
-    def _warn_of_pace(self, pace: Pace) -> None:
+    def _warn_of_pace(self, pace: PaceSettings) -> None:
         for kind in KINDS:
-            for sms, ratio in pace.by_sms(kind):
+            for sms, ratio in getattr(pace, kind):
                 if not 1 / DRIFTED < ratio < DRIFTED:
                     self.teller.note(
                         f"note: layers that {kind} took {ratio:.2f} times as long on {sms} SMs as when they were "
                         f"profiled; measure again, in another --out, with no other program running"
                     )
 
-    def _header(self, found: Calibrated, pace: Pace) -> Mapping[str, Any]:
+    def _header(self, found: Calibrated, pace: PaceSettings | None) -> Mapping[str, Any]:
         plan, model = self.plan, found.model
         return {
             "title": f"{plan.model} on {model.device.name}: simulated against measured",
             "plan": plan.model_dump(mode="json", exclude_none=True),
             "requests": len(self.trace),
-            "pace": {kind: dict(pace.by_sms(kind)) for kind in KINDS} if pace.probes else None,
+            "pace": None if pace is None else _by_sms(pace),
             "device": model.device.name,
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),
@@ -266,6 +268,12 @@ class Validation:
 def _side(run: Path) -> Side:
     with served_again(run):
         return load_side(run)
+
+
+def _by_sms(pace: PaceSettings) -> Mapping[str, Any]:
+    """Numbers that the report names."""
+    products = {sms: dict(factors) for sms, factors in pace.products}
+    return {**{kind: dict(getattr(pace, kind)) for kind in KINDS}, "products by rows": products}
 
 
 def _pace(found: Calibrated, lanes: Lanes, who: Contestant, layers: int) -> Pace | None:

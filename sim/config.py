@@ -76,13 +76,18 @@ class PolicySettings(Settings):
 
 Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
 Points = list[Annotated[tuple[Count, Factor], Field(strict=False)]]
+OfRows = Annotated[Points, Field(min_length=1)]
 
 
 class PaceSettings(Settings):
-    """Factors on the time of launches that prefill and of others: (SMs, factor), interpolated between."""
+    """Factors on the time of launches that prefill and of others: (SMs, factor), interpolated between.
+
+    products: on matrix products, besides: (SMs, [(rows, factor), ...]), see profiler.composition.ProductFactors.
+    """
 
     prefill: Points = Field(default_factory=list)
     decode: Points = Field(default_factory=list)
+    products: list[Annotated[tuple[Count, OfRows], Field(strict=False)]] = Field(default_factory=list)
 
 
 class LatencySettings(Settings):
@@ -93,7 +98,8 @@ class LatencySettings(Settings):
     gemm, attention, bandwidth: of the roofline alone.
     link_bytes_per_s: to the other GPUs of the server, one direction, in place of the device's own.
     repartition_s, handover_s: of sim.between, in virtual time.
-    pace: how many times as long as measured launches take on the device: one number, or by kind of launch and SMs.
+    pace: how many times as long as measured launches take on the device: one number, or by kind of launch and SMs, and
+        products by their rows.
     """
 
     model: str | None = None

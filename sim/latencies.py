@@ -7,8 +7,9 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from profiler.composition import ProductFactors
 from profiler.devicecalibration import DeviceCalibration, built_in, load_calibration
-from profiler.fittedmodel import fitted
+from profiler.fittedmodel import FittedModel, fitted
 from profiler.kernelsum import KernelSumModel
 from profiler.presets import device as device_preset
 from profiler.presets import model as model_preset
@@ -55,7 +56,16 @@ def _at_pace(model: KernelSumModel, pace: float | dict[str, Any] | None) -> Kern
         return model
     everywhere = ((model.device.sms, pace),)
     curves = (pace["prefill"], pace["decode"]) if isinstance(pace, dict) else (everywhere, everywhere)
-    return dataclasses.replace(model, layer_costs=model.layer_costs.at_pace(*map(tuple, curves)))
+    costs = model.layer_costs.at_pace(*map(tuple, curves))
+    if not isinstance(pace, dict) or not pace["products"]:
+        return dataclasses.replace(model, layer_costs=costs)
+    if not isinstance(model, FittedModel):
+        raise ValueError(
+            f"latency.pace.products is a pace of measured products, and {model.device.name} has the roofline here; "
+            f"leave it out, or give a fitted model"
+        )
+    products = ProductFactors.read(pace["products"])
+    return dataclasses.replace(model, layer_costs=costs, calibration=model.calibration.with_products(products))
 
 
 def _on_instance(model: KernelSumModel, sms: int | None) -> KernelSumModel:

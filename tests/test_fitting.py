@@ -52,6 +52,8 @@ def test_contention_and_composition_are_found_again() -> None:
     assert all(layer_s == pytest.approx(0, abs=1e-7) for _, layer_s in costs.seconds)
     assert all(factor == pytest.approx(1.3, rel=1e-4) for _, factor in costs.decode)
     assert all(factor == pytest.approx(1.0, rel=1e-4) for _, factor in costs.prefill)
+    products = found.composition.products.by_sms
+    assert [factor for _, factors in products for _, factor in factors] == [pytest.approx(1, rel=1e-3)] * 6
     assert found.contention.decode == pytest.approx(0.4, rel=0.15)
     assert found.contention.origin == "measured"
     assert len(found.contention.table) == 8

@@ -37,6 +37,7 @@ def text() -> str:
     document["ops"] = {"gemm": gemm, "norm": norm}
     document["mixed"] = {"new_tokens": [16.0, 64.0], "requests": [1.0], "contexts": [17.0], "ratios": [1.5, 2.0]}
     document["composition"] |= {"seconds": [[64, 1e-5], [128, 2e-5]], "prefill": [[128, 1.1]], "decode": [[64, 1.3]]}
+    document["composition"]["products"] = [[64, [[1, 1.2], [8, 1.5]]], [128, [[4, 0.9]]]]
     document["contention"]["table"] = [{"sms": 64.0, "slowdown": 1.1}]
     for name in ("holdout", "learning_curve"):
         document[name] = document[name][:2]
@@ -102,6 +103,7 @@ NUMBERS = (
     "composition.seconds.1.1",
     "composition.prefill.0.1",
     "composition.decode.0.1",
+    "composition.products.0.1.1.1",
     "host.pass_s",
     "host.launch_s",
     "unmeasured.gemm",
@@ -174,6 +176,10 @@ def test_numbers_beyond_any_device_are_refused(tmp_path: Path, field: str, value
         ("composition.decode", [[129, 1.0]], "composition.decode has 129: the device has 128 SMs"),
         ("composition.prefill", [[64, 1.0, 1.0]], "composition.prefill.0 is [64, 1.0, 1.0]"),
         ("composition.prefill", 1.0, "composition.prefill is 1.0: it must be a valid list; fit it again"),
+        ("composition.products", [[129, [[1, 1.0]]]], "composition.products has 129: the device has 128 SMs"),
+        ("composition.products.0.1.1.0", 1, "composition.products.0.1 is [1, 1]: it must be ascending, no value twice"),
+        ("composition.products.0.1", [], "composition.products.0.1 is []: List should have at least 1 item"),
+        ("composition.products.0.1.0.0", 0, "composition.products.0.1.0.0 is 0: it must be greater than"),
         ("ops.norm.rows", 1.5, "ops.norm.rows is 1.5"),
         ("ops.norm.prefixed", 0, "ops.norm.prefixed is 0"),
         ("ops.norm.points.shapes", [], "ops.norm.points.shapes is []"),

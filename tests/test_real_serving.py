@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import json
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from policies.api import LINK
-from profiler.measure.attention import Sequenced
-from profiler.profile import Profile
-from real import pace as pacing
 from real.hosttime import OutsideTime
-from real.lanes import Batch, DeviceError, Done, Job
+from real.lanes import DeviceError, Done, Job
 from real.launches import load_launches
 from real.layout import Layout, finished
-from real.pace import Pace, paced
+from real.pace import paced
 from real.serving import check_servable, recording_of, replay, serve
 from sim.instance import PolicyError
 from sim.records import STATES
@@ -31,6 +26,7 @@ from sim.simulate import Prepared
 from tests.inline_lanes import InlineLanes, drawn_seconds, served_by_its_clock
 from tests.reference_model import one_thread
 from tests.test_real_model import SPEC
+from tests.test_real_pace import layers
 from tests.toys import cpu_profile
 from tests.twins import POLICIES, Rows, Twin, lanes_for
 
@@ -226,100 +222,6 @@ def test_recordings_left_behind_become_runs_and_others_stay(twin: Twin, tmp_path
     assert [finished(cell / f"real-{number}") for number in (1, 2, 3)] == [True, False, False]
     assert layout.real(cell) == [cell / "real-1", cell / "real-2"]
     assert replay(cell / "real-2" / "answers.jsonl").answers == 29
-
-
-class Timed:
-    """Lanes whose jobs take what ``seconds`` says of (lane, SMs); None never ends. Shares are 1 and 4."""
-
-    slots, slot_tokens = 4, 512
-
-    def __init__(self, seconds: dict[tuple[str, int], Sequence[float] | None]) -> None:
-        self.seconds = {key: iter(()) if value is None else iter(value) for key, value in seconds.items()}
-        self.jobs: list[Job] = []
-        self.settings: dict[str, Any] = {}
-
-    def granted(self, instance: int, lane: str, sms: int) -> int:
-        return min((1, 4), key=lambda share: (abs(share - sms), share))
-
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
-
-    def wait(self, timeout_s: float | None) -> Done | None:
-        job = self.jobs[-1]
-        assert timeout_s is not None
-        seconds = next(self.seconds[job.lane, job.sms], None)
-        return None if seconds is None else Done(job.job_id, (), 5.0, 5.0 + seconds, 0.0, job.sms)
-
-    def close(self) -> None: ...
-
-
-def layers(kind: str, sms: int, latency_s: float, *, new: int = 1, cached: int = 0, many: int = 1) -> dict[str, Any]:
-    shape = (
-        {"sequences": many, "new_tokens": new, "cached_tokens": cached}
-        if kind == "prefill"
-        else {"decode_requests": many, "decode_context_tokens": cached + 1}
-    )
-    return {"kernel": f"{kind}_layers", "layers": 2, "sms": sms, "latency_s": latency_s, **shape}
-
-
-def profile() -> Profile:
-    """Prefill on 1 and 4 cores, decode on 4; rows that fit no slot, and on shares that are not granted."""
-    rows = [
-        layers("prefill", 1, 0.4, new=64),
-        layers("prefill", 4, 0.1, new=64, cached=448),
-        layers("prefill", 4, 9.0, new=64, cached=449),
-        layers("prefill", 4, 9.0, new=16, many=5),
-        layers("prefill", 2, 9.0, new=16),
-        *(layers("decode", 4, 0.01 * many, cached=100 + many, many=many) for many in (1, 2, 3, 4)),
-        layers("decode", 4, 0.05, cached=200, many=4),
-        layers("decode", 4, 9.0, cached=512, many=2),
-    ]
-    return cpu_profile(4, "tiny", rows)
-
-
-NAMES = [("prefill",), ("decode", LINK)]
-
-
-def test_pace_is_the_mean_over_layers_of_the_median_when_run_again() -> None:
-    twice = {("prefill", 1): [99.0, *[0.8] * 5], ("prefill", 4): [99.0, 0.1, 0.3, 0.3, 0.3, 9.0]}
-    # Four rows of five in turns, the longest and the shortest among them, after a turn that does not count.
-    decode = [99.0] * 4 + [0.05, 0.06, 0.03, 0.04] * 5
-    lanes = Timed({**twice, ("decode", 4): decode})
-    found = paced(profile(), lanes, NAMES, 8)
-    assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
-    assert dict(found.by_sms("decode")) == pytest.approx(
-        {4: fmean([0.05 / 0.05, 0.06 / 0.04, 0.03 / 0.03, 0.04 / 0.01])}
-    )
-    assert Pace.read([found.document()]).by_sms("prefill") == found.by_sms("prefill")
-    rows = found.document()["probes"]
-    assert [(row["kind"], row["sms"], row["profiled_s"]) for row in rows] == [
-        ("prefill", 1, 0.4),
-        ("prefill", 4, 0.1),
-        ("decode", 4, 0.05),
-        ("decode", 4, 0.04),
-        ("decode", 4, 0.03),
-        ("decode", 4, 0.01),
-    ]
-    assert len(lanes.jobs) == 6 * len(rows)
-    assert {(job.instance, job.lane) for job in lanes.jobs} == {(0, "prefill"), (1, "decode")}
-    batch = lanes.jobs[7].task
-    assert isinstance(batch, Batch)
-    assert (batch.sequences, len(batch.tokens), batch.first, batch.last) == ((Sequenced(0, 64, 448),), 64, 0, 2)
-    last = lanes.jobs[-1].task
-    assert isinstance(last, Batch)
-    assert last.sequences == (Sequenced(0, 1, 101),)
-
-
-def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
-    found = paced(cpu_profile(4), Timed({}), NAMES, 8)
-    assert found.probes == ()
-    assert found.document() == {"prefill": [], "decode": [], "probes": []}
-
-
-def test_layers_that_never_end_are_one_line() -> None:
-    with pytest.raises(DeviceError, match=r"^layers that took 0.4 s when profiled took over 120 s$"):
-        paced(profile(), Timed({("prefill", 1): None}), NAMES, 8)
-    assert pacing.TIMEOUT_S == 120
 
 
 def test_probes_run_on_lanes_that_then_serve(twin: Twin, tmp_path: Path) -> None:

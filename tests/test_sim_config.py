@@ -15,10 +15,17 @@ BASE: dict[str, Any] = {"trace": "t.csv", "policy": "chunked", "model": "tiny", 
     ("change", "message"),
     [
         ({"latency": {"pace": "slow"}}, "latency.pace is 'slow': input should be a valid number"),
-        ({"latency": {"pace": {"prefil": []}}}, "latency.pace.prefil is not a setting; known: prefill, decode"),
+        (
+            {"latency": {"pace": {"prefil": []}}},
+            "latency.pace.prefil is not a setting; known: prefill, decode, products",
+        ),
         (
             {"latency": {"pace": {"decode": [[1, "a"]]}}},
             "latency.pace.decode.0.1 is 'a': input should be a valid number",
+        ),
+        (
+            {"latency": {"pace": {"products": [[1, [[4, 0]]]]}}},
+            "latency.pace.products.0.1.0.1 is 0: input should be greater than or equal to 0.000001",
         ),
         ({"latency": {"pace": "a"}, "seed": -1}, "seed is -1: input should be greater than or equal to 0 (and 1 more)"),
         ({"policy": {"name": "chunked", "settings": {3: 4}}}, "policy.settings.3 is 3: input should be a valid string"),

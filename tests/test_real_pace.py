@@ -1,0 +1,141 @@
+"""How fast a device is now against its profile: layers run again, and the latency model at their pace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from policies.api import LINK
+from profiler.composition import AS_ALONE
+from profiler.fittedmodel import fitted
+from profiler.fitting import fit_device
+from profiler.measure.attention import Sequenced
+from profiler.profile import Profile
+from real import pace as pacing
+from real.lanes import Batch, DeviceError, Done, Job
+from real.pace import Pace, Probe, paced
+from tests.toys import cpu_profile
+
+
+class Timed:
+    """Lanes whose jobs take what ``seconds`` says of (lane, SMs); None never ends. Shares are 1 and 4."""
+
+    slots, slot_tokens = 4, 512
+
+    def __init__(self, seconds: dict[tuple[str, int], Sequence[float] | None]) -> None:
+        self.seconds = {key: iter(()) if value is None else iter(value) for key, value in seconds.items()}
+        self.jobs: list[Job] = []
+        self.settings: dict[str, Any] = {}
+
+    def granted(self, instance: int, lane: str, sms: int) -> int:
+        return min((1, 4), key=lambda share: (abs(share - sms), share))
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def wait(self, timeout_s: float | None) -> Done | None:
+        job = self.jobs[-1]
+        assert timeout_s is not None
+        seconds = next(self.seconds[job.lane, job.sms], None)
+        return None if seconds is None else Done(job.job_id, (), 5.0, 5.0 + seconds, 0.0, job.sms)
+
+    def close(self) -> None: ...
+
+
+def layers(kind: str, sms: int, latency_s: float, *, new: int = 1, cached: int = 0, many: int = 1) -> dict[str, Any]:
+    shape = (
+        {"sequences": many, "new_tokens": new, "cached_tokens": cached}
+        if kind == "prefill"
+        else {"decode_requests": many, "decode_context_tokens": cached + 1}
+    )
+    return {"kernel": f"{kind}_layers", "layers": 2, "sms": sms, "latency_s": latency_s, **shape}
+
+
+def profile() -> Profile:
+    """Prefill on 1 and 4 cores, decode on 4; rows that fit no slot, and on shares that are not granted."""
+    rows = [
+        layers("prefill", 1, 0.4, new=64),
+        layers("prefill", 4, 0.1, new=64, cached=448),
+        layers("prefill", 4, 9.0, new=64, cached=449),
+        layers("prefill", 4, 9.0, new=16, many=5),
+        layers("prefill", 2, 9.0, new=16),
+        *(layers("decode", 4, 0.01 * many, cached=100 + many, many=many) for many in (1, 2, 3, 4)),
+        layers("decode", 4, 0.05, cached=200, many=4),
+        layers("decode", 4, 9.0, cached=512, many=2),
+    ]
+    return cpu_profile(4, "tiny", rows)
+
+
+NAMES = [("prefill",), ("decode", LINK)]
+
+
+def test_pace_is_the_mean_over_layers_of_the_median_when_run_again() -> None:
+    """Every row in turns, as often as fit into two seconds with a turn that does not count: 0.65 s a turn here."""
+    prefill = {("prefill", 1): [99.0, 0.7, 0.9], ("prefill", 4): [99.0, 0.1, 0.5]}
+    decode = [99.0] * 5 + [0.05, 0.06, 0.03, 0.04, 0.02] * 2
+    lanes = Timed({**prefill, ("decode", 4): decode})
+    found = paced(profile(), lanes, NAMES, 8)
+    assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
+    ratios = [0.05 / 0.05, 0.06 / 0.04, 0.03 / 0.03, 0.04 / 0.02, 0.02 / 0.01]
+    assert dict(found.by_sms("decode")) == pytest.approx({4: fmean(ratios)})
+    assert Pace.read([found.document()]) == found
+    rows = found.document()["probes"]
+    assert [(row["kind"], row["sms"], row["profiled_s"]) for row in rows] == [
+        ("prefill", 1, 0.4),
+        ("prefill", 4, 0.1),
+        *(("decode", 4, seconds) for seconds in (0.05, 0.04, 0.03, 0.02, 0.01)),
+    ]
+    assert len(lanes.jobs) == 3 * len(rows)
+    assert {(job.instance, job.lane) for job in lanes.jobs} == {(0, "prefill"), (1, "decode")}
+    batch = lanes.jobs[8].task
+    assert isinstance(batch, Batch)
+    assert (batch.sequences, len(batch.tokens), batch.first, batch.last) == ((Sequenced(0, 64, 448),), 64, 0, 2)
+    last = lanes.jobs[-1].task
+    assert isinstance(last, Batch)
+    assert last.sequences == (Sequenced(0, 1, 101),)
+
+
+@pytest.mark.parametrize(("seconds", "repeats"), [(1e-3, 5), (0.4, 4), (0.6, 2), (3.0, 1)])
+def test_layers_are_repeated_as_often_as_two_seconds_allow(seconds: float, repeats: int) -> None:
+    lanes = Timed({("prefill", 4): [seconds] * 9})
+    found = paced(cpu_profile(4, "tiny", [layers("prefill", 4, seconds, new=64)]), lanes, NAMES, 8)
+    assert len(lanes.jobs) == 1 + repeats
+    assert dict(found.by_sms("prefill")) == pytest.approx({4: 1.0})
+
+
+def test_the_model_at_its_pace_says_what_layers_take_now() -> None:
+    """Single rows of the profile are too slow or too fast, and the device is another since, by size too."""
+    shapes = [*(("prefill", 4, new, 1) for new in (64, 16)), *(("decode", 4, 1, many) for many in (1, 3))]
+    shapes.append(("decode", 1, 1, 3))
+    plain, rows, probes = fitted("tiny", fit_device(cpu_profile(4))), [], []
+    for (kind, sms, new, many), then, now in zip(shapes, (1.3, 0.8, 1.2, 1, 1), (1.1, 1.2, 1.4, 0.9, 1.5), strict=True):
+        probe = Probe(kind, sms, many, new, 0, 2, 0.0)
+        seconds = plain.device_seconds(probe.work, sms)
+        rows.append(layers(kind, sms, then * seconds, new=new, many=many))
+        of_row = probe._replace(profiled_s=then * seconds)
+        probes += [of_row._replace(seconds=late * now * seconds) for late in (0.5, 1, 7)]
+    calibration, found = fit_device(cpu_profile(4, "tiny", rows)), Pace(tuple(probes))
+    model = fitted("tiny", calibration)
+    costs = model.layer_costs.at_pace(*(tuple(found.by_sms(kind)) for kind in pacing.KINDS))
+    now_model = replace(model, layer_costs=costs, calibration=calibration.with_products(found.products(model)))
+    assert dict(found.by_sms("decode")) == pytest.approx({1: 1.5, 4: fmean([1.4 / 1.2, 0.9])})
+    for row in probes[1::3]:
+        told = now_model.device_seconds(row.work, row.sms) + calibration.host_in_layers_s
+        assert told == pytest.approx(row.seconds, rel=1e-6)
+    assert Pace().products(model) == AS_ALONE
+
+
+def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
+    found = paced(cpu_profile(4), Timed({}), NAMES, 8)
+    assert found.probes == ()
+    assert found.document() == {"prefill": [], "decode": [], "probes": []}
+
+
+def test_layers_that_never_end_are_one_line() -> None:
+    with pytest.raises(DeviceError, match=r"^layers that took 0.4 s when profiled took over 120 s$"):
+        paced(profile(), Timed({("prefill", 1): None}), NAMES, 8)
+    assert pacing.TIMEOUT_S == 120
