@@ -62,7 +62,11 @@ def capacity(
     run = options.run_settings(_with_policy(settings, find), config, command="capacity", quiet=quiet)
     began_s = monotonic()
     with searching(quiet=quiet or json) as tell:
-        search = Search(question=question, tell=lambda text: tell(text + _left(search, monotonic() - began_s)))
+        search = Search(
+            question=question,
+            tell=lambda text: tell(text, _left(search, monotonic() - began_s)),
+            progress=lambda share: tell("", _left(search, monotonic() - began_s, share)),
+        )
         document, text = _FINDERS[find](search, run)
     tested = search.tested
     if json:
@@ -74,12 +78,13 @@ def capacity(
     print(f"{tested.simulations} simulations, {tested.stopped} of them stopped early")
 
 
-def _left(search: Search, elapsed_s: float) -> str:
-    """How long the search will go on, where that can be said."""
+def _left(search: Search, elapsed_s: float, under_way: float = 0.0) -> str:
+    """How long the search will go on, the share ``under_way`` of a run being over besides those that have ended."""
     from cli.output import duration
 
-    left_s = elapsed_s / search.tested.simulations * search.ahead
-    return f"; about {duration(left_s)} left" if left_s >= 1 else ""
+    left_s = elapsed_s / (search.tested.simulations + under_way) * (search.outlook.ahead - under_way)
+    more = " or more" if search.outlook.least else ""
+    return f"about {duration(left_s)}{more} left" if left_s >= 1 else ""
 
 
 def _with_policy(given: dict[str, Any], find: Find) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -128,34 +128,53 @@ def shares(what: str, *, quiet: bool) -> Iterator[Callable[[float], None]]:
 
 
 @contextmanager
-def searching(what: str = "searching", *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Gives a function to be told what a search, or other work of unknown length, has just tried.
+def stage(what: str, *, quiet: bool) -> Iterator[Callable[[int], Callable[[int, str], None]]]:
+    """Gives a function to be told how many steps ``what`` has; it gives one as :func:`progress` does.
 
-    On a terminal the latest stands on one line that goes away at the end, but where Ctrl-C or SIGTERM is it; where
-    stderr is a pipe each has its own.
+    Until it is told, a terminal shows that the work is starting.
     """
-    if quiet:
-        yield lambda text: None
-    elif sys.stderr.isatty():
-        with _status(what) as tell:
-            yield tell
-    else:
-        yield note
+    with ExitStack() as shown:
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+
+            shown.enter_context(Console(stderr=True).status(f"{what}: starting"))
+
+        def begin(steps: int) -> Callable[[int, str], None]:
+            shown.close()
+            return shown.enter_context(progress(what, steps, quiet=quiet))
+
+        yield begin
 
 
 @contextmanager
-def _status(what: str) -> Iterator[Callable[[str], None]]:
+def searching(*, quiet: bool) -> Iterator[Callable[[str, str], None]]:
+    """Gives a function to be told what a search has just tried, empty where nothing new, and how long it will take yet.
+
+    On a terminal the latest stands on one line that goes away at the end, but where Ctrl-C or SIGTERM is it; where
+    stderr is a pipe each thing tried has its own.
+    """
+    if quiet:
+        yield lambda tried, left: None
+    elif sys.stderr.isatty():
+        with _status() as tell:
+            yield tell
+    else:
+        yield lambda tried, left: note("; ".join(filter(None, (tried, left)))) if tried else None
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str, str], None]]:
     from rich.console import Console
 
     latest = ""
 
-    def tell(text: str) -> None:
+    def tell(tried: str, left: str) -> None:
         nonlocal latest
-        latest = text
-        status.update(text)
+        latest = tried or latest
+        status.update("; ".join(filter(None, (latest or "searching", left))))
 
     try:
-        with Console(stderr=True).status(what) as status:
+        with Console(stderr=True).status("searching") as status:
             yield tell
     except BaseException as error:
         if latest and not isinstance(error, Exception):

@@ -47,13 +47,11 @@ def profile(
 
 
 def _measured(settings: Any, *, quiet: bool) -> Outcome:
-    from contextlib import ExitStack
-
-    from cli.output import kept, progress
+    from cli.output import kept, stage
     from profiler.measure.campaign import measure, paths
 
-    with kept(paths(settings.out)[0], quiet=quiet), ExitStack() as shown:
-        return measure(settings, lambda points: shown.enter_context(progress("measuring", points, quiet=quiet)))
+    with kept(paths(settings.out)[0], quiet=quiet), stage("measuring", quiet=quiet) as begin:
+        return measure(settings, begin)
 
 
 def summary(outcome: Outcome) -> str:

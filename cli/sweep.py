@@ -40,7 +40,7 @@ def sweep(
     with shares("checking cells", quiet=quiet or json) as tell:
         check_cells(found, str(spec), tell)
     if dry_run:
-        _dry_run(found, unfinished({cell.key: cell for cell in found}, out), where, json)
+        _dry_run(found, unfinished({cell.key: cell for cell in found}, out), where, json=json, quiet=quiet)
         return
     done = run_cells(found, out, spec=spec, fanout=where, quiet=quiet or json)
     if json:
@@ -55,11 +55,12 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _dry_run(found: Sequence[Cell], todo: Sequence[Simulation], fanout: Fanout, json: bool) -> None:
-    from cli.output import duration, print_json
+def _dry_run(found: Sequence[Cell], todo: Sequence[Simulation], fanout: Fanout, *, json: bool, quiet: bool) -> None:
+    from cli.output import duration, print_json, shares
     from sim.timing import estimate
 
-    timed = estimate(todo)
+    with shares("timing a few cells", quiet=quiet or json) as tell:
+        timed = estimate(todo, tell)
     processes = fanout.jobs if fanout.backend == "local" else 1
     left = sum(len(one.cells) for one in todo)
     if json:

@@ -89,11 +89,11 @@ def fetch(
     json: Json = False,
 ) -> None:
     """Fetch a public trace, checked, into the cache."""
-    from cli.output import note, print_json, progress
+    from cli.output import note, print_json, progress, shares
     from cli.writable import check_writable
     from traces import fetch as bring
     from traces.catalogue import known
-    from traces.loading import sha256
+    from traces.hashing import sha256
 
     entry = known(name)
     if to is not None:
@@ -101,7 +101,8 @@ def fetch(
     total = None if entry.size_bytes is None else -(-entry.size_bytes // 1_000_000)
     with progress(f"fetching {name}", total, quiet=json) as tell:
         path = bring(name, to, mirror, progress=lambda done: tell(done // 1_000_000, "MB"))
-    digest = sha256(path)
+    with shares(f"checking {entry.file}", quiet=json) as tell_share:
+        digest = sha256(path, tell_share)
     if entry.sha256 is None:
         note(f"no checksum of {entry.file} is known: nothing vouches for what came (SHA-256 {digest})")
     if json:

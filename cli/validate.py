@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from real.plan import Plan
     from real.report import Study
     from real.telling import Teller
+    from sim.config import Place
 
 Texts = list[str]
 Number = float | None
@@ -65,7 +66,8 @@ def validate(
     check_torch("serving for real")
     from real.plan import Plan
 
-    _validated(checked(Plan, _chosen(context.params), "options"), out, only_report=report, json=json, quiet=quiet)
+    plan = checked(Plan, _chosen(context.params), "options", _option)
+    _validated(plan, out, only_report=report, json=json, quiet=quiet)
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,12 +85,38 @@ def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_torch(what: str) -> None:
-    """Raises ValueError, saying ``what`` needs it and how to get it, where torch is not installed."""
-    from importlib.util import find_spec
+def _option(place: Place) -> str:
+    """The option that gives what is at ``place`` in a plan."""
+    setting, *inside = map(str, place)
+    if setting == "slo" and inside:
+        return f"--slo-{inside[0].removesuffix('_s').replace('_', '-')}"
+    others = {
+        "rates": "--rate",
+        "policies": "--policy",
+        "until_s": "--until",
+        "latency": "--latency-model",
+        "slo": "SLO",
+    }
+    return others.get(setting) or f"--{setting.replace('_', '-')}"
 
-    if find_spec("torch") is None:
-        raise ValueError(f"{what} needs torch, which is not installed; install: pip install 'bulletsim[real]'")
+
+def check_torch(what: str) -> None:
+    """Raises ValueError, saying ``what`` needs it and what to do, where torch is not installed or cannot be loaded."""
+    from importlib import import_module
+
+    try:
+        import_module("torch")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ValueError(
+            f"{what} needs torch, which is not installed; install: pip install 'bulletsim[real]'"
+        ) from None
+    except (ImportError, OSError) as error:
+        raise ValueError(
+            f"{what} needs torch, which cannot be loaded ({str(error).splitlines()[0]}); if memory is limited "
+            "(ulimit -v), allow more, or else install it anew: pip install --force-reinstall torch"
+        ) from None
 
 
 def _entry(text: str) -> dict[str, Any]:
@@ -134,17 +162,15 @@ def summary(found: Study) -> str:
 
 def teller(quiet: bool) -> Teller:
     """What shows on stderr how far a validation is."""
-    from cli.output import note, progress
+    from cli import output
     from real.telling import Begin, Teller
 
     class Progress(Teller):
-        @contextmanager
-        def stage(self, what: str) -> Iterator[Begin]:
-            with ExitStack() as shown:
-                yield lambda steps: shown.enter_context(progress(what, steps, quiet=quiet))
+        def stage(self, what: str) -> AbstractContextManager[Begin]:
+            return output.stage(what, quiet=quiet)
 
         def note(self, text: str) -> None:
             if not quiet:
-                note(text)
+                output.note(text)
 
     return Progress()

@@ -134,31 +134,32 @@ class Validation:
         ]
         host: dict[tuple[int, str], OutsideTime] = {}
         for number, (repeat, rate, who) in enumerate(todo, start=1):
-            lanes = machine.lanes(who)
-            if (repeat, who.label) not in host:
-                host[repeat, who.label] = self._host(who, setting, machine)
-            outside = host[repeat, who.label]
-            prepared = prepare(setting.config(who, rate, outside))
-            before = _pace(found, lanes, who, prepared.latency.model.layers)
-            facts = {
-                "device": lanes.settings,
-                "host_s": outside.document(),
-                "pace": None if before is None else before.document(),
-                "temperature": self.plan.temperature,
-            }
             where = f"{who.label}{'' if rate is None else f' at {rate:g} req/s'}"
             run = self.layout.cell(who.label, rate) / f"real-{repeat}"
-            with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin, self._drawn(machine) as drawn:
-                serve(
-                    prepared,
-                    lanes,
-                    run,
-                    facts=facts,
-                    afterwards=drawn,
-                    temperature=self.plan.temperature,
-                    progress=_requests(begin(len(self.trace))),
-                )
-            after = _pace(found, lanes, who, prepared.latency.model.layers)
+            with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin:
+                lanes = machine.lanes(who)
+                if (repeat, who.label) not in host:
+                    host[repeat, who.label] = self._host(who, setting, machine)
+                outside = host[repeat, who.label]
+                prepared = prepare(setting.config(who, rate, outside))
+                before = _pace(found, lanes, who, prepared.latency.model.layers)
+                facts = {
+                    "device": lanes.settings,
+                    "host_s": outside.document(),
+                    "pace": None if before is None else before.document(),
+                    "temperature": self.plan.temperature,
+                }
+                with self._drawn(machine) as drawn:
+                    serve(
+                        prepared,
+                        lanes,
+                        run,
+                        facts=facts,
+                        afterwards=drawn,
+                        temperature=self.plan.temperature,
+                        progress=_requests(begin(len(self.trace))),
+                    )
+                after = _pace(found, lanes, who, prepared.latency.model.layers)
             if before is not None and after is not None:
                 note(run, {"pace": Pace(before.probes + after.probes).document()})
 

@@ -32,7 +32,9 @@ from typing import Literal
 from sim.config import RunConfig
 from sim.intervals import interval
 from sim.metrics import TARGET_ATTAINMENT, has_limits
+from sim.outlook import Outlook, halvings
 from sim.verdict import Cut, Verdict, judge
+from traces.progress import Progress, untold
 
 LOWEST_PER_GPU, HIGHEST_PER_GPU = 1e-3, 1e5
 """Requests/s between which a capacity is looked for."""
@@ -40,7 +42,7 @@ FIRST_PER_GPU = 4.0
 COARSE = 1.1
 REFINEMENTS = 2
 FINEST = 1e-4
-MOST_SEEDS = 1000
+LEAST_SEEDS, MOST_SEEDS = 2, 1000
 
 Tell = Callable[[str], None]
 Decision = Literal["kept", "missed", "undecided"]
@@ -139,15 +141,16 @@ class Tested:
 class Search:
     """Asks runs whether they keep the SLO, and counts what that takes; ``tell`` hears of each.
 
-    ahead: runs that the search for a rate will roughly take yet; 0 as long as that cannot be said.
+    progress: hears the share of the run under way that is over. outlook: how many runs there will be yet.
 
     Raises ValueError for settings that cannot run, and where there is no SLO.
     """
 
     question: Question
     tell: Tell = lambda text: None
+    progress: Progress = untold
     tested: Tested = field(default_factory=Tested)
-    ahead: int = 0
+    outlook: Outlook = field(default_factory=Outlook)
 
     def keeps(self, config: RunConfig) -> bool:
         """Whether this one run keeps the target."""
@@ -187,10 +190,13 @@ class Search:
 
     def capacity(self, config: RunConfig, first: float | None = None) -> Capacity:
         """The capacity of what ``config`` describes, searched from the rate ``first`` and from its seed on."""
-        kept, missed = self.bracket(config, first or config.rate or FIRST_PER_GPU * config.gpus)
+        with self.outlook.followed_by(self.least_points):
+            kept, missed = self.bracket(config, first or config.rate or FIRST_PER_GPU * config.gpus)
         if kept == 0.0 or math.isinf(missed):
+            self.outlook.foresee(0, least=False)
             return Capacity(rate=kept if kept == 0.0 else math.inf, kept=None, missed=None, points=())
         points = _Points(self, config)
+        self.outlook.foresee(self.least_points, least=True)
         low, high = points.around(math.sqrt(kept * missed))
         while high.rate / low.rate > 1 + self.question.tolerance:
             self._foresee(points.all, high.rate / low.rate)
@@ -198,7 +204,7 @@ class Search:
             low, high = (middle, high) if middle.mean >= self.question.target else (low, middle)
         self._foresee(points.all, high.rate / low.rate)
         points.refine()
-        self.ahead = 0
+        self.outlook.foresee(0, least=False)
         share = (low.mean - self.question.target) / (low.mean - high.mean)
         return Capacity(
             rate=low.rate + share * (high.rate - low.rate),
@@ -209,8 +215,18 @@ class Search:
 
     def _foresee(self, points: list[Point], width: float) -> None:
         """What it takes to halve ``width``, and to refine, with as many seeds a rate as so far."""
-        halvings = math.ceil(math.log2(max(1.0, math.log(width) / math.log1p(self.question.tolerance))))
-        self.ahead = round((halvings + REFINEMENTS) * fmean(len(point.attainments) for point in points))
+        rates = halvings(width, 1 + self.question.tolerance) + REFINEMENTS
+        self.outlook.foresee(round(rates * fmean(len(point.attainments) for point in points)), least=False)
+
+    @property
+    def least_points(self) -> int:
+        """The fewest runs of a search for a rate once it is bracketed: two around it, and those between them."""
+        return LEAST_SEEDS * (2 + halvings(math.sqrt(COARSE), 1 + self.question.tolerance))
+
+    @property
+    def least_runs(self) -> int:
+        """The fewest of a whole one."""
+        return 2 + halvings(2, COARSE) + self.least_points
 
     def bracket(self, config: RunConfig, first: float, width: float = COARSE) -> tuple[float, float]:
         """A rate at which the one seed of ``config`` keeps the target, and one up to ``width`` times it where not.
@@ -222,6 +238,8 @@ class Search:
         if not lowest <= rate <= highest:
             raise ValueError(f"rate is {rate:g}; begin the search at one from {lowest:g} to {highest:g} requests/s")
         while lowest <= rate <= highest and not (kept > 0 and missed / kept <= width):
+            unknown = (kept == 0.0) + math.isinf(missed)
+            self.outlook.foresee(unknown + halvings(2.0 if unknown else missed / kept, width), least=True)
             if self.keeps(config.model_copy(update={"rate": rate})):
                 kept = rate
             else:
@@ -233,9 +251,10 @@ class Search:
         if not has_limits(config.slo.value()):
             raise ValueError("there is no SLO to keep; give a limit, such as --slo-tpot 0.1")
         cut = Cut(warmup=self.question.warmup, drain=self.question.drain)
-        found = judge(config.model_copy(update={"trace_sha256": None}), target, cut, to_the_end=to_the_end)
+        asked = config.model_copy(update={"trace_sha256": None})
+        found = judge(asked, target, cut, to_the_end=to_the_end, progress=self.progress)
         self.tested.simulations += 1
-        self.ahead = max(0, self.ahead - 1)
+        self.outlook.ran()
         self.tested.stopped += found.stopped_s is not None
         self.tested.requests += found.met + found.missed
         self._check_evidence(found.judged)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
@@ -218,25 +218,30 @@ def package_version() -> str:
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
-def checked(model: type[Checked], data: object, where: str) -> Checked:
-    """``data`` as a ``model``.
-
-    Raises ValueError: one line naming ``where``, the field, the value and the fault.
-    """
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise ValueError(one_line(error, where, model)) from None
-
-
 Place = tuple[int | str, ...]
 """Names of settings and positions in lists that lead to a value."""
 
 
-def one_line(error: ValidationError, where: str, model: type[BaseModel]) -> str:
+def dotted(place: Place) -> str:
+    """A place as settings in files are named."""
+    return ".".join(map(str, place))
+
+
+def checked(model: type[Checked], data: object, where: str, named: Callable[[Place], str] = dotted) -> Checked:
+    """``data`` as a ``model``.
+
+    Raises ValueError: one line naming ``where``, the field as ``named`` says, the value and the fault.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise ValueError(one_line(error, where, model, named)) from None
+
+
+def one_line(error: ValidationError, where: str, model: type[BaseModel], named: Callable[[Place], str] = dotted) -> str:
     """The first fault of a validation of ``model``, and in how many more places there are others."""
     place, fault, others = _first(error, model)
-    field = ".".join(map(str, place))
+    field = named(place) if place else ""
     message = fault["msg"][:1].lower() + fault["msg"][1:]
     more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":

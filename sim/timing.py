@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sim.config import RunConfig
 from sim.simulate import measure, prepare
 from sim.sweep import Simulation
+from traces.progress import Progress, untold
 
 SAMPLE_REQUESTS = 100
 SAMPLE_RUNS = 6
@@ -23,26 +24,35 @@ class Estimate:
     requests: int
 
 
-def estimate(simulations: Sequence[Simulation]) -> Estimate:
+def estimate(simulations: Sequence[Simulation], progress: Progress = untold) -> Estimate:
     """Times the first requests of one simulation a policy, at its middle rate, and scales by requests.
 
-    A rough figure: it takes a request to cost the same throughout, while a growing queue makes it dearer or cheaper.
+    ``progress`` hears how far that is. A rough figure: it takes a request to cost the same throughout, while a growing
+    queue makes it dearer or cheaper.
     """
     configs = [one.cells[0].config for one in simulations]
     by_policy: dict[str, list[RunConfig]] = {}
     for config in configs:
         by_policy.setdefault(config.policy.name, []).append(config)
     sampled = dict(list(by_policy.items())[:SAMPLE_RUNS])
-    paces = {name: _seconds_a_request(members) for name, members in sampled.items()}
+    sources = {_source(config): config for config in configs}
+    parts = len(sampled) + len(sources)
+    paces, lengths = {}, {}
+    for place, (name, members) in enumerate(sampled.items()):
+        progress(place / parts)
+        paces[name] = _seconds_a_request(members)
+    for place, (source, config) in enumerate(sources.items(), len(sampled)):
+        progress(place / parts)
+        lengths[source] = config.requests or len(prepare(config).trace)
+    progress(1.0)
     mean = sum(paces.values()) / len(paces) if paces else 0.0
-    lengths: dict[tuple[str, int | None, str | None], int] = {}
-    total = 0.0
-    for config in configs:
-        source = (config.trace, config.requests, config.slice)
-        if source not in lengths:
-            lengths[source] = config.requests or len(prepare(config).trace)
-        total += lengths[source] * paces.get(config.policy.name, mean)
+    total = sum(lengths[_source(config)] * paces.get(config.policy.name, mean) for config in configs)
     return Estimate(seconds=total, sampled=len(sampled), requests=SAMPLE_REQUESTS)
+
+
+def _source(config: RunConfig) -> tuple[str, int | None, str | None]:
+    """What the number of a run's requests follows from."""
+    return config.trace, config.requests, config.slice
 
 
 def _seconds_a_request(configs: Sequence[RunConfig]) -> float:

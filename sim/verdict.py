@@ -18,6 +18,7 @@ from sim.loop import ServingLoop
 from sim.metrics import Window
 from sim.simulate import prepare
 from traces import OpenArrivals, Request
+from traces.progress import Progress, untold
 from traces.request import FloatColumn
 
 
@@ -92,10 +93,19 @@ class _Watched:
         return first_s - request.arrival_s <= limit_s and tpot_s <= self._slo.tpot_limit_s
 
 
-def judge(config: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool = False) -> Verdict:
+def judge(
+    config: RunConfig,
+    target: float,
+    cut: Cut | None = None,
+    *,
+    to_the_end: bool = False,
+    progress: Progress = untold,
+) -> Verdict:
     """Whether a run of ``config`` has an attainment of ``target`` or more in its window, or in what ``cut`` leaves.
 
     ``to_the_end``: a run that keeps the target goes on to its end, so that all of its judged requests are counted.
+    ``progress`` hears the share of its requests that have finished.
+
     Raises ValueError as :func:`sim.simulate.prepare` does, and where no request is judged.
     """
     prepared = prepare(config)
@@ -111,7 +121,7 @@ def judge(config: RunConfig, target: float, cut: Cut | None = None, *, to_the_en
     needed = needed_of(count, target)
     enough = math.inf if to_the_end else needed
     watched = _Watched(OpenArrivals(applied), judged, config.slo.value(), enough=enough, spare=count - needed)
-    watched.loop = prepared.loop(source=watched)
+    watched.loop = prepared.loop(source=watched, progress=lambda finished, now_s: progress(finished / len(arrivals)))
     with suppress(_Certain):
         watched.loop.run()
     return Verdict(

@@ -84,7 +84,7 @@ def test_on_a_terminal_a_search_that_is_stopped_leaves_its_latest_word(
 
     def stopped(error: type[BaseException]) -> None:
         with searching(quiet=False) as tell:
-            tell("4 requests/s")
+            tell("4 requests/s", "about 3 s left")
             raise error
 
     for error, left in ((KeyboardInterrupt, True), (ValueError, False)):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from cli.output import progress, shares, table
+from cli.output import progress, shares, stage, table
 
 
 @pytest.fixture
@@ -49,3 +50,16 @@ def test_slow_work_says_each_minute_that_it_goes_on(clock: SimpleNamespace, caps
 
 def test_a_cell_of_several_lines() -> None:
     assert table(["a", "b"], [["x = 1\ny = 2", "3"]]) == "a      b\n-----  -\nx = 1  3\ny = 2"
+
+
+def test_work_says_that_it_starts_until_its_steps_are_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with stage("measuring", quiet=False) as begin:
+        begin(3)(1, "gemm")
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    with stage("measuring", quiet=False):
+        pass
+    assert capsys.readouterr().err == ""

@@ -98,7 +98,9 @@ REFUSED: dict[str, tuple[dict[str, str | int | None], str, str]] = {
     "shrunk to nothing": ({"shrink": 0}, "chunked", "shrink is 0: input should be greater than or equal to 1"),
     "no repeat": ({"repeats": 0}, "chunked", "repeats is 0: input should be greater than or equal to 1"),
     "no slot": ({"slots": 0}, "chunked", "slots is 0: input should be greater than or equal to 1"),
-    "no time": ({"time_scale": 0}, "chunked", "time_scale is 0.0: input should be greater than 0"),
+    "no time": ({"time_scale": 0}, "chunked", "options: --time-scale is 0.0: input should be greater than 0"),
+    "no rate": ({"rate": 0}, "chunked", "options: --rate is 0.0: input should be greater than 0"),
+    "no limit": ({"slo_tpot": 0}, "chunked", "options: --slo-tpot is 0.0: input should be greater than 0"),
     "a rate and a time scale": ({"rate": 3, "time_scale": 2}, "chunked", "rates replace them; give one of them"),
     "a policy twice": ({"policy": "chunked"}, "chunked", "policy chunked is named twice; name each once"),
     "a damaged folder": ({"model": "FILES/damaged"}, "chunked", "model.safetensors"),
@@ -221,3 +223,16 @@ def test_a_damaged_real_json_names_the_remedy(tmp_path: Path, text: str) -> None
 def test_damaged_files_of_a_run_name_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"does not exist; remove {tmp_path}, and the same command serves it again"):
         validation._side(tmp_path)
+
+
+def test_a_torch_that_cannot_be_loaded_is_one_line(
+    odd: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the memory of a process is limited to less than its libraries take."""
+
+    def fail(name: str) -> None:
+        raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+    monkeypatch.setattr("importlib.import_module", fail)
+    assert run([*options(odd, out=str(tmp_path / "out")), "--policy", "chunked"]) == 2
+    assert_one_line(capsys.readouterr().err, "which cannot be loaded (libtorch_cpu.so: failed to map segment")

@@ -15,6 +15,7 @@ from sim.metrics import Window, knee
 from sim.simulate import measure, prepare
 from sim.sizing import best_setting, fewest_instances, split_row, xy_row
 from sim.verdict import Cut, Verdict
+from traces.progress import Progress
 
 QUESTION = Question(seeds=3)
 
@@ -48,9 +49,11 @@ def grid_attainment(run: RunConfig, rate: float) -> float:
 
 def test_capacity_is_the_knee_of_a_fine_grid_in_a_tenth_of_its_simulations() -> None:
     foreseen: list[int] = []
-    search = Search(question=QUESTION, tell=lambda text: foreseen.append(search.tested.simulations + search.ahead))
+    search = Search(
+        question=QUESTION, tell=lambda text: foreseen.append(search.tested.simulations + search.outlook.ahead)
+    )
     found = search.capacity(config())
-    assert search.ahead == 0
+    assert search.outlook.ahead == 0
     # The last halvings and refinements, of which it is known about how many there will be.
     assert foreseen[-4:] == pytest.approx([search.tested.simulations] * 4, abs=4)
     rates = [found.rate * 1.015**step for step in (-15, -5, -3, -1, 1, 3, 5, 15)]  # of the grid, for the test's time
@@ -64,7 +67,9 @@ def test_capacity_is_the_knee_of_a_fine_grid_in_a_tenth_of_its_simulations() -> 
 def steep(at: float, noise: dict[int, float]) -> Callable[..., Verdict]:
     """Runs of 1,000 requests whose attainment falls from 1 at half of ``at`` to 0.9 there, some points off by seed."""
 
-    def judge(run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool = False) -> Verdict:
+    def judge(
+        run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool, progress: Progress
+    ) -> Verdict:
         assert run.rate is not None
         capacity = at * run.instances
         share = min(1.0, max(0.0, 1 - 0.1 * (run.rate / capacity - 0.5) * 2 + noise.get(run.seed, 0.0)))
@@ -74,9 +79,30 @@ def steep(at: float, noise: dict[int, float]) -> Callable[..., Verdict]:
     return judge
 
 
+class Foreseen(Search):
+    """Notes after each run how many there were to be at least."""
+
+    def __init__(self, question: Question) -> None:
+        self.totals: list[int] = []
+        super().__init__(question=question, tell=self._note)
+
+    def _note(self, text: str) -> None:
+        if self.outlook.least:
+            self.totals.append(self.tested.simulations + self.outlook.ahead)
+
+    def check(self) -> None:
+        """From the first run on something was foreseen, never more than came, and in the end it was all."""
+        took = self.tested.simulations
+        assert self.totals[0] > 2
+        assert max(self.totals) <= took
+        assert self.outlook.ahead == 0
+
+
 def test_seeds_are_added_until_the_interval_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim.capacity, "judge", steep(10.0, {0: 0.01, 1: -0.01, 2: 0.005, 3: -0.005, 4: 0.0}))
-    found = Search(question=Question(seeds=5)).capacity(config())
+    search = Foreseen(question=Question(seeds=5))
+    found = search.capacity(config())
+    search.check()
     assert found.rate == pytest.approx(10.0, rel=0.01)
     assert found.kept is not None
     assert found.missed is not None
@@ -92,7 +118,9 @@ def test_runs_that_were_stopped_are_run_to_their_end_where_seeds_differ_widely(m
     """Two seeds are overloaded, 0.4, and three have 1: with 0.8 for what was stopped the mean would keep 0.9."""
     asked: list[tuple[int, float]] = []
 
-    def judge(run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool = False) -> Verdict:
+    def judge(
+        run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool, progress: Progress
+    ) -> Verdict:
         asked.append((run.seed, target))
         met = 400 if run.seed in (1, 3) else 1000
         stopped_s = 7.0 if met / 1000 < target else None
@@ -117,7 +145,9 @@ def test_what_no_rate_keeps_and_what_every_rate_keeps(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("rate", [5.0, 10.2, 55.0])
 def test_the_fewest_instances(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim.capacity, "judge", steep(9.99, {}))
-    found = fewest_instances(Search(question=QUESTION), config(rate=rate))
+    search = Foreseen(question=QUESTION)
+    found = fewest_instances(search, config(rate=rate))
+    search.check()
     assert found.instances == math.ceil(rate / 9.99)
     assert found.point.decision == "kept"
     assert (found.below is None) == (found.instances == 1)
@@ -127,13 +157,18 @@ def test_the_fewest_instances(rate: float, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_peak_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefill and decode fall and rise along the row; here they meet at 24 of the 108 SMs."""
 
-    def judge(run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool = False) -> Verdict:
+    def judge(
+        run: RunConfig, target: float, cut: Cut | None = None, *, to_the_end: bool, progress: Progress
+    ) -> Verdict:
         sms = run.policy.settings["decode_sms"]
-        return steep(min(sms / 24, (108 - sms) / 84) * 10, {})(run, target, cut)
+        return steep(min(sms / 24, (108 - sms) / 84) * 10, {})(
+            run, target, cut, to_the_end=to_the_end, progress=progress
+        )
 
     monkeypatch.setattr(sim.capacity, "judge", judge)
-    search = Search(question=QUESTION)
+    search = Foreseen(question=QUESTION)
     found = best_setting(search, split_row(config("static-split")))
+    search.check()
     assert found.name == "84+24 SMs"
     assert found.capacity.rate == pytest.approx(10.0, rel=0.01)
     assert set(found.neighbours) == {"86+22 SMs", "82+26 SMs"}

@@ -9,7 +9,6 @@ Rules, each noted in the trace's provenance when it did something:
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 from traces.errors import TraceError
 from traces.formats import FORMATS, servegen
 from traces.formats.rows import ReadOptions, Rows
+from traces.hashing import sha256
 from traces.jsonl import read_lines
 from traces.progress import part
 from traces.request import FloatColumn, Provenance, Trace, repeated
@@ -52,8 +52,8 @@ def _loaded(path: Path, format: str | None, options: ReadOptions) -> Trace:
         _readable(path, name)
     form = FORMATS[name]
     rows = form.read(path, replace(options, progress=part(options.progress, 0, form.share)))
-    options.progress(form.share)
-    return assemble(rows, Provenance(source=path.name, format=name, sha256=sha256(path)), path.stem, path)
+    digest = sha256(path, part(options.progress, form.share, (form.share + 1) / 2))
+    return assemble(rows, Provenance(source=path.name, format=name, sha256=digest), path.stem, path)
 
 
 def detect(path: Path) -> str:
@@ -155,12 +155,3 @@ def _binned(arrivals: FloatColumn, provenance: Provenance) -> Provenance:
             f"binned: {len(arrivals)} arrivals have {len(stamps)} distinct stamps; spread_bins spreads them"
         )
     return provenance
-
-
-def sha256(path: Path) -> str:
-    """The file's hash; of a folder, the hash of its files' names and hashes."""
-    if path.is_dir():
-        listing = "".join(f"{sha256(file)}  {file.name}\n" for file in sorted(path.glob("chunk-*")))
-        return hashlib.sha256(listing.encode()).hexdigest()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

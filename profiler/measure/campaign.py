@@ -149,6 +149,7 @@ def _fill(journal: Journal, grid: Grid, device: Device, settings: Settings, tell
         for sample in device.measure(missing, repeats):
             journal.add(sample)
             done[sample.target, sample.variant] += 1
+            tell(done.total(), missing.target.kernel)
         longest = max(longest, time.monotonic() - begun - elapsed)
     tell(done.total(), "")
 
