@@ -128,6 +128,10 @@ class KernelSumModel:
         settings = {part.name: getattr(self, part.name) for part in fields(self) if part.init}
         return _remade, (type(self), settings)
 
+    def make_ready(self) -> None:
+        """Makes the tables that are otherwise made after some estimates: for a server, where requests would wait."""
+        self._table.make_ready()
+
     def on_part(self, sms: int) -> Self:
         """This model of an instance that has ``sms`` SMs of each device, all of its memory, and nothing beside it.
 

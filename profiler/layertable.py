@@ -22,7 +22,7 @@ PREPARED_TOKENS, PREPARED_SEQUENCES = 8192, 256
 HEADS_AT_ONCE = 32
 """Numbers of sequences for which the head is."""
 
-FEW = 256
+FEW = 128
 """Sums that cost less one by one than all of them together."""
 
 MOST_SUMS = 4096
@@ -77,6 +77,13 @@ class Prepared:
         self._embeddings: dict[int, Sums] | None = None
         self._heads: dict[int, Sums] = {}
         self.batches: dict[int, KnownBatch] = {}
+
+    def make(self) -> None:
+        """All of them, whether they are worth it or not."""
+        self._asked = FEW + 1
+        if self.layers and self.embeddings:
+            for sequences in range(1, PREPARED_SEQUENCES, HEADS_AT_ONCE):
+                self.head(sequences)
 
     def worth(self) -> bool:
         """Whether more than a few sums have been asked for, this one included."""
@@ -247,6 +254,11 @@ class LayerTable:
             self.embeddings[sms].get(requests) or self.add_embedding(requests, sms),
             self.heads[sms].get(requests) or self.add_head(requests, sms),
         )
+
+    def make_ready(self) -> None:
+        """Makes what is prepared, now."""
+        if self._prepared is not None:
+            self._prepared.make()
 
     def prepared_layers(self) -> list[tuple[int, list[float]]]:
         """(tokens, seconds of a layer by SMs) at the knots that are prepared, ascending."""

@@ -108,6 +108,10 @@ class StepTable:
         self._bounds: dict[int, list[tuple[int, float, list[float]]]] = {}
         self._passes: list[dict[int, DecodePass]] = [{} for _ in shares]
 
+    def make_ready(self) -> None:
+        """Makes now what is otherwise made once it is worth it."""
+        self._layers.make_ready()
+
     def kernel_time(self, kernel: Kernel, sms: int) -> KernelTime:
         """A kernel of this shard alone on ``sms`` SMs, calibrated where there are measurements."""
         if kernel.op != "attention_decode":

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from policies.api import Policy, simulated_only
+from profiler.kernelsum import KernelSumModel
 from real.comparison import FACTS
 from real.executor import DeviceExecutor
 from real.lanes import Lanes
@@ -69,6 +70,8 @@ def serve(
     model = prepared.latency.model
     config = prepared.config
     residents = Residents(instances=config.instances, slots=lanes.slots, vocab=model.vocab, seed=config.seed)
+    if isinstance(prepared.estimator, KernelSumModel):
+        prepared.estimator.make_ready()
     executor = DeviceExecutor(lanes, residents, layers=model.layers, temperature=temperature)
     target.parent.mkdir(parents=True, exist_ok=True)
     recording = recording_of(target)
