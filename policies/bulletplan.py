@@ -11,6 +11,7 @@ from policies.api import Chunk, LaneView, RequestProgress, View
 from policies.forecast import (
     TtftForecast,
     forecast_queue,
+    missed,
     on_time_first,
     prefill_shape,
     shortest_first,
@@ -114,8 +115,7 @@ class PrefillPlan(NamedTuple):
         forecast = self.pending(view)
         if self.next is None:
             return forecast
-        settled = [outcome.ttft_ratio > 1 for outcome in view.outcomes]
-        return TtftForecast(forecast.pending, len(settled), sum(settled))
+        return TtftForecast(forecast.pending, len(view.outcomes), missed(view.outcomes).ttft)
 
     def drain_s(self, view: View, horizon: int) -> float:
         """Seconds of what is left with all, up to ``horizon`` requests, that waits and can follow."""

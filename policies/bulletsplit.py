@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from policies.api import Outcome, View
 from policies.bulletplan import PrefillPlan
-from policies.forecast import TtftForecast, fewest, within
+from policies.forecast import TtftForecast, fewest, missed, within
 from policies.phases import whole_steps
 from policies.recalibration import UNCORRECTED, Alphas
 from profiler.latency import decode_beside
@@ -108,7 +108,8 @@ def split(
 
     least = None
     if held(plan.reference_sms):
-        least = fewest(step, total - step, step, held, before.prefill_sms)
+        # Where decode is what is late, prefill mostly has time.
+        least = step if held(step) else fewest(2 * step, total - step, step, held, before.prefill_sms)
     if least is not None:
         sms = _useful_sms(clock, step, total - least)
     else:
@@ -179,9 +180,8 @@ def _with_past(settings: SplitSettings, view: View, state: State) -> State:
     latest = outcomes[-1] if outcomes else None
     if latest is state.latest:
         return state
-    missed = [ratio > 1 for _, ratio in outcomes if ratio is not None]
-    held = within(settings.percentile, sum(missed), len(missed))
-    return state._replace(latest=latest, past_tpot_held=held)
+    _, late, judged = missed(outcomes)
+    return state._replace(latest=latest, past_tpot_held=within(settings.percentile, late, judged))
 
 
 def _useful_sms(clock: DecodeClock, step: int, most: int) -> int:

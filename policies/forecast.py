@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from policies.api import RequestProgress, View
+from policies.api import Outcome, RequestProgress, View
 from profiler.latency import PrefillPasses, prefill_passes
 
 SATURATING_TOKENS = 4096
@@ -28,6 +28,23 @@ def percentile(values: Iterable[float], share: float) -> float:
 def within(share: float, beyond: int, count: int) -> bool:
     """Whether the ``share`` percentile of ``count`` values is within a limit that so many of them are beyond."""
     return count - beyond >= math.ceil(share * count)
+
+
+class Missed(NamedTuple):
+    """How many finished requests missed the TTFT limit, how many the TPOT limit, and how many have a TPOT."""
+
+    ttft: int
+    tpot: int
+    judged: int
+
+
+def missed(outcomes: Sequence[Outcome]) -> Missed:
+    """Those of the finished requests that a view shows. What has a method of this name has counted them."""
+    own: Callable[[], Missed] | None = getattr(outcomes, "missed", None)
+    if own is not None:
+        return own()
+    tpots = [ratio > 1 for _, ratio in outcomes if ratio is not None]
+    return Missed(sum([ratio > 1 for ratio, _ in outcomes]), sum(tpots), len(tpots))
 
 
 def fewest(lowest: int, highest: int, step: int, enough: Callable[[int], bool], guess: int = 0) -> int | None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from policies.api import LINK, Chunk, Load, Memo, Outcome, RequestProgress, Role, Step
+from policies.api import LINK, Chunk, Load, Memo, RequestProgress, Role, Step
 from profiler.work import Overlap, Work
 from sim.ledger import BlockLedger
 from sim.observed import ObservedSteps
+from sim.outcomes import Outcomes
 from sim.prefixcache import CachedPrefix, PrefixCache
 from sim.state import DecodeCohort, Lane, RequestState
 
 new: Final = tuple.__new__
-
-OBSERVED_OUTCOMES = 100
 
 
 class PolicyError(ValueError):
@@ -61,7 +60,7 @@ class Instance:
         self.incoming: dict[int, RequestState] = {}
         self.arriving: dict[int, RequestState] = {}
         self.observed = ObservedSteps()
-        self.outcomes: deque[Outcome] = deque(maxlen=OBSERVED_OUTCOMES)
+        self.outcomes = Outcomes()
         self.memo: Memo = None
         self.unseen = False
         self.coasting = False

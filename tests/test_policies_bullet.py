@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import SLO, Bullet, Chunk, Decision
-from policies.api import Observation
+from policies.api import Observation, Outcome
 from policies.bullet_eager import BulletEager
 from policies.bulletsplit import State
-from policies.forecast import TtftForecast, fewest, percentile
+from policies.forecast import TtftForecast, fewest, missed, percentile
 from policies.phases import DECODE, PREFILL
 from policies.recalibration import UNCORRECTED, WEIGHT, Alphas
 from profiler.constant import ConstantRateModel
 from profiler.latency import Estimate
 from profiler.work import Work
+from sim.outcomes import Outcomes
 from tests.toys import TOY_DEVICE, TOY_MODEL
 
 
@@ -365,3 +366,11 @@ def test_a_limit_is_held_where_the_percentile_is_within_it(pending: list[float],
     forecast = TtftForecast(tuple((ratio, 0.0, 1.0) for ratio in pending), len(settled), sum(settled))
     ratios = [*pending, *(2.0 if missed else 0.0 for missed in settled)]
     assert forecast.held(share) == (percentile(ratios, share) <= 1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.none() | st.floats(0, 2)), max_size=250))
+def test_what_has_been_missed_is_counted_as_it_comes_and_goes(ratios: list[tuple[float, float | None]]):
+    outcomes = Outcomes()
+    for ratio in ratios:
+        outcomes.append(Outcome(*ratio))
+    assert missed(outcomes) == missed(list(outcomes)) == missed([Outcome(*ratio) for ratio in ratios[-100:]])
