@@ -64,12 +64,15 @@ class Pace(NamedTuple):
     probes: tuple[Probe, ...] = ()
 
     def rows(self) -> list[Probe]:
-        """Each row of the profile once, with the median of the times that it took: one time scatters more than the
-        device drifts."""
+        """Each row of the profile once, with the mean of the times that it took.
+
+        One time scatters more than the device drifts. Their mean, not their median: a machine that is now at one speed,
+        now at another is at neither on the average, and the sum of many steps goes by the average.
+        """
         times: dict[Probe, list[float]] = {}
         for probe in self.probes:
             times.setdefault(probe._replace(seconds=0.0), []).append(probe.seconds)
-        return [row._replace(seconds=median(seconds)) for row, seconds in times.items()]
+        return [row._replace(seconds=fmean(seconds)) for row, seconds in times.items()]
 
     def by_sms(self, kind: str) -> list[tuple[int, float]]:
         """Time now over time when profiled, of layers of a kind on each share they were run again on: their mean."""

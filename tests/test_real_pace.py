@@ -117,7 +117,7 @@ def test_the_model_at_its_pace_says_what_layers_take_now() -> None:
         seconds = plain.device_seconds(probe.work, sms)
         rows.append(layers(kind, sms, then * seconds, new=new, many=many))
         of_row = probe._replace(profiled_s=then * seconds)
-        probes += [of_row._replace(seconds=late * now * seconds) for late in (0.5, 1, 7)]
+        probes += [of_row._replace(seconds=late * now * seconds) for late in (0.4, 1, 1.6)]
     calibration, found = fit_device(cpu_profile(4, "tiny", rows)), Pace(tuple(probes))
     model = fitted("tiny", calibration)
     costs = model.layer_costs.at_pace(*(tuple(found.by_sms(kind)) for kind in pacing.KINDS))
