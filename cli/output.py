@@ -165,13 +165,16 @@ def searching(*, quiet: bool) -> Iterator[Callable[[str, str], None]]:
 @contextmanager
 def _status() -> Iterator[Callable[[str, str], None]]:
     from rich.console import Console
+    from rich.text import Text
 
     latest = ""
 
     def tell(tried: str, left: str) -> None:
         nonlocal latest
         latest = tried or latest
-        status.update("; ".join(filter(None, (latest or "searching", left))))
+        # One line, the time left first: what a narrow terminal lacks room for is cut off.
+        shown = ": ".join(filter(None, (left, latest or "searching")))
+        status.update(Text(shown, no_wrap=True, overflow="ellipsis"))
 
     try:
         with Console(stderr=True).status("searching") as status:
@@ -185,35 +188,75 @@ def _status() -> Iterator[Callable[[str, str], None]]:
 @contextmanager
 def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+    from rich.text import Text
+
+    pace = _Pace(total or 0)
+
+    class Left(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            left_s = pace.left_s()
+            return Text("" if left_s is None else f"{duration(left_s)} left")
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed}/{task.total} {task.fields[text]}"),
-        TimeRemainingColumn(),
+        Left(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=total, text="")
-        yield lambda done, text: bars.update(task, completed=done, text=text)
+
+        def tell(done: int, text: str) -> None:
+            pace.told(done)
+            bars.update(task, completed=done, text=text)
+
+        yield tell
 
 
 def _lines(what: str, total: int | None) -> Callable[[int, str], None]:
-    printed, first = 0, None
-    started_s = printed_s = time.monotonic()
+    pace, printed, printed_s = _Pace(total or 0), 0, time.monotonic()
 
     def tell(done: int, text: str) -> None:
-        nonlocal printed, first, started_s, printed_s
+        nonlocal printed, printed_s
+        pace.told(done)
         now_s = time.monotonic()
-        if first is None:
-            first, started_s = done, now_s
         if not total or now_s - printed_s < LEAST_S:
             return
         tenth = done * 10 // total
         if tenth > printed or now_s - printed_s >= MOST_S:
             printed, printed_s = tenth, now_s
-            left_s = (now_s - started_s) / (done - first) * (total - done) if done > first else 0.0
+            left_s = pace.left_s() or 0.0
             left = f", about {duration(left_s)} left" if left_s >= 1 else ""
             note(f"{what}: {done}/{total} {text}".rstrip() + left)
 
     return tell
+
+
+class _Pace:
+    """How long work of ``total`` steps will take yet, if a step takes as long as those took that it told of.
+
+    What was done when it began to tell took another time: what an earlier start had left.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._first: int | None = None
+        self._done = 0
+        self._began_s = self._told_s = 0.0
+
+    def told(self, done: int) -> None:
+        now_s = time.monotonic()
+        if self._first is None:
+            self._first, self._began_s = done, now_s
+        if done != self._done:
+            self._done, self._told_s = done, now_s
+
+    def left_s(self) -> float | None:
+        """None as long as no step is over."""
+        if self._first is None or self._done <= self._first:
+            return None
+        step_s = (self._told_s - self._began_s) / (self._done - self._first)
+        ahead = self._total - self._done
+        # The step under way takes no less than nothing.
+        return max(step_s * ahead - (time.monotonic() - self._told_s), step_s * (ahead - 1), 0.0)

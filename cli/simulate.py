@@ -126,6 +126,7 @@ def _run(prepared: Prepared, held: Held, token_times: bool, quiet: bool) -> tupl
             keep_token_times=token_times,
         )
         held.stops(loop.stop)
+        tell(0, "requests")
         result = loop.run()
     with progress("summarising", 1, quiet=quiet):
         return result, summarise(result, config.slo.value(), config.gpus, config.window.value())

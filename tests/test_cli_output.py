@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.output import progress, shares, stage, table
+from cli.output import _Pace, progress, shares, stage, table
 
 
 @pytest.fixture
@@ -63,3 +63,18 @@ def test_work_says_that_it_starts_until_its_steps_are_known(
     with stage("measuring", quiet=False):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_known_once_a_step_is_over_and_counts_down(clock: SimpleNamespace) -> None:
+    pace = _Pace(10)
+    pace.told(4)  # had been done before
+    clock.s += 6
+    assert pace.left_s() is None
+    pace.told(6)  # 3 s a step
+    assert pace.left_s() == 12
+    clock.s += 2
+    assert pace.left_s() == 10
+    clock.s += 20  # the step under way takes longer than those before
+    assert pace.left_s() == 9
+    pace.told(10)
+    assert pace.left_s() == 0
