@@ -75,6 +75,10 @@ class DecodeClock:
             found = self._known[sms] = self._alpha * self._splits.seconds(sms)
         return found
 
+    def least(self, sms: int) -> float:
+        """What ``on`` is not below."""
+        return self._alpha * self._splits.bounds(sms)[0]
+
     def within(self, sms: int, limit_s: float) -> bool:
         """Whether ``on`` is no more than ``limit_s``: mostly its bounds tell, which cost less."""
         found = self._known.get(sms)
@@ -139,7 +143,7 @@ def _fit(clock: DecodeClock, before: State, limit_s: float, step: int, total: in
         return last
     # Below saturation a step takes time in inverse proportion to its SMs.
     saturating = before.saturating_sms
-    guess = math.ceil(min(total, saturating * clock.on(saturating) / limit_s)) if limit_s > 0 else total
+    guess = math.ceil(min(total, saturating * clock.least(saturating) / limit_s)) if limit_s > 0 else total
     return fewest(step, total - step, step, lambda sms: clock.within(sms, limit_s), guess)
 
 

@@ -14,7 +14,7 @@ from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelTime
 from profiler.latency import DecodeSplits, Estimate, EstimatedSplits, Pace, PrefillPasses, Source
 from profiler.layergroups import LayerGroups
-from profiler.prefillpasses import KernelSumPasses
+from profiler.prefillpasses import MOST_SEQUENCES, KernelSumPasses
 from profiler.specs import DeviceSpec, ModelSpec, part
 from profiler.steptable import RECENT_BATCHES, StepTable
 from profiler.tables import put
@@ -131,6 +131,7 @@ class KernelSumModel:
     def make_ready(self) -> None:
         """Makes the tables that are otherwise made after some estimates: for a server, where requests would wait."""
         self._table.make_ready()
+        self._table.pass_bounds(MOST_SEQUENCES)
 
     def on_part(self, sms: int) -> Self:
         """This model of an instance that has ``sms`` SMs of each device, all of its memory, and nothing beside it.

@@ -15,7 +15,7 @@ from profiler.decodetable import DecodeTable
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
-from profiler.layertable import Cost, LayerTable, Prepared, cost_of
+from profiler.layertable import PREPARED_SEQUENCES, Cost, LayerTable, Prepared, cost_of
 from profiler.overlap import Parts, overlapped, overlapped_cost
 from profiler.prefillbatch import PrefillBatch
 from profiler.tables import put
@@ -111,6 +111,8 @@ class StepTable:
     def make_ready(self) -> None:
         """Makes now what is otherwise made once it is worth it."""
         self._layers.make_ready()
+        for requests in range(1, PREPARED_SEQUENCES + 1):
+            self._decode.batch(requests)
 
     def kernel_time(self, kernel: Kernel, sms: int) -> KernelTime:
         """A kernel of this shard alone on ``sms`` SMs, calibrated where there are measurements."""
