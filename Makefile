@@ -11,6 +11,10 @@ ROOMS := cli policies profiler real sim traces
 demo: $(VENV)/.installed
 	$(RUN)/bulletsim demo
 
+# A worker for each core: libraries' own threads would only wait for one another, and spin meanwhile. And what one of some
+# hundred interpreters has compiled, the others read.
+test: export OMP_NUM_THREADS := 1
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint typecheck
 	$(RUN)/python -m pytest --nbmake --nbmake-timeout=120 -n 2 -q
 

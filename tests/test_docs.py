@@ -46,6 +46,7 @@ from sim.sweep_cells import cells
 from sim.sweep_spec import SweepSpec
 from tests.test_real_validation import real_runs, whole
 from tests.toys import serve
+from tests.warm import warm_commands
 
 __all__ = ["whole"]
 
@@ -117,14 +118,14 @@ def rows(path: str, heading: str) -> dict[str, list[str]]:
     }
 
 
-def output(block: Block, directory: Path, where: str) -> str:
+def output(block: Block, directory: Path, commands: Path, where: str) -> str:
     """What a block prints on stdout, without trailing blanks; the test fails where the block does."""
     command = block.command
     assert command is not None
     setting_up = SETS_UP & set(re.findall(r"^\s*(\w+)", block.body, re.MULTILINE)) if command[0] == "bash" else set()
     assert not setting_up, f"{where} calls {', '.join(setting_up)}; mark the block `bash no-run`"
     environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(commands), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "COLUMNS": "80",
         "XDG_CACHE_HOME": str(directory / ".cache"),
     }
@@ -145,15 +146,18 @@ def cut_like(printed: str, shown: str) -> str:
     return "".join([*lines[:before], f"{LEFT_OUT}\n", *lines[len(lines) - after :]])
 
 
-def replay(document: Path, directory: Path) -> Iterator[tuple[str, Block, str]]:
-    """Runs a document's blocks; (place, output block, what it should be) for each output shown."""
+def replay(document: Path, directory: Path, commands: Path) -> Iterator[tuple[str, Block, str]]:
+    """Runs a document's blocks; (place, output block, what it should be) for each output shown.
+
+    ``commands``: a directory whose ``bulletsim`` they call.
+    """
     text = document.read_text(encoding="utf-8")
     printed, printed_at = "", None
     for block in blocks(text):
         line = text[: block.start].count("\n")
         where = f"{document.name}, line {line}"
         if block.command:
-            printed, printed_at = output(block, directory, where), block.end
+            printed, printed_at = output(block, directory, commands, where), block.end
         elif block.file:
             (directory / block.file).write_text(block.body, encoding="utf-8")
         elif block.words == ("text",) and printed_at and text[printed_at : block.start] == OUTPUT_FOLLOWS:
@@ -165,10 +169,25 @@ def copy_of_the_repository(parent: Path) -> Path:
     return Path(shutil.copytree(ROOT, parent / "repository", ignore=NOT_COPIED))
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Path]:
+    with warm_commands() as folder:
+        yield folder
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_run_and_print_what_stands_there(document: Path, tmp_path: Path) -> None:
-    for where, block, expected in replay(document, copy_of_the_repository(tmp_path)):
+def test_commands_run_and_print_what_stands_there(document: Path, warm: Path, tmp_path: Path) -> None:
+    for where, block, expected in replay(document, copy_of_the_repository(tmp_path), warm):
         assert block.body == expected, f"{where}: not what is printed; {REFRESH} {document.relative_to(ROOT)} mends it"
+
+
+@pytest.mark.parametrize("arguments", ["devices", "simulate --trace nowhere.csv --policy chunked"])
+def test_a_warm_command_answers_as_one_from_nothing(warm: Path, tmp_path: Path, arguments: str) -> None:
+    def answer(folder: Path) -> tuple[int, str, str]:
+        done = subprocess.run([folder / "bulletsim", *arguments.split()], cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    assert answer(warm) == answer(Path(sys.executable).parent)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -323,8 +342,8 @@ def test_every_line_of_a_recording_is_described(whole: Path) -> None:
 
 def rewrite(document: Path) -> None:
     """Brings the outputs shown in a document up to date."""
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = list(replay(document, copy_of_the_repository(Path(folder))))
+    with tempfile.TemporaryDirectory() as folder, warm_commands() as commands:
+        outputs = list(replay(document, copy_of_the_repository(Path(folder)), commands))
     text = document.read_text(encoding="utf-8")
     for _, block, expected in reversed(outputs):
         text = text[: block.start] + expected + text[block.end :]

@@ -207,6 +207,7 @@ def test_a_device_run_has_the_page_and_the_trace_of_a_run(whole: Path, tmp_path:
     assert run(["plot", "prediction", str(directory), "--out", str(tmp_path / "prediction.svg")]) == 0
 
 
+@pytest.mark.usefixtures("_quick_pages")
 def test_a_validation_goes_on_where_it_stopped(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole / "out", out)

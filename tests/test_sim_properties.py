@@ -186,8 +186,8 @@ def test_bounded_queues_reject_with_a_reason_and_count(trace, policy, limit):
 def test_real_latencies_keep_the_ledger(policy: tuple[Policy, int]):
     """A tight cache on the A100 model: pre-emptions happen, every block comes back, every request finishes."""
     rng = np.random.default_rng(5)
-    arrivals = np.cumsum(rng.exponential(0.02, 150))
-    prompts, outputs = rng.integers(1, 1500, 150), rng.integers(1, 300, 150)
+    arrivals = np.cumsum(rng.exponential(0.02, 80))
+    prompts, outputs = rng.integers(1, 1500, 80), rng.integers(1, 300, 80)
     trace = list(zip(arrivals.tolist(), prompts.tolist(), outputs.tolist(), strict=True))
     chosen = policy[0]
     result = serve(
