@@ -18,7 +18,7 @@ from sim.tally import Tally
 from sim.view import Clock
 from traces.arrivals import ArrivalSource
 
-PROGRESS_EVERY: Final = 512
+PROGRESS_EVERY: Final = 64
 
 
 class Effects:
