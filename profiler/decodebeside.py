@@ -32,7 +32,19 @@ class DecodeBeside:
     See :class:`profiler.latency.DecodeSplits`.
     """
 
-    __slots__ = ("_beside", "_context", "_draw", "_losses", "_model", "_requests", "_table")
+    __slots__ = (
+        "_beside",
+        "_ceiling",
+        "_context",
+        "_costs",
+        "_draw",
+        "_host_s",
+        "_model",
+        "_requests",
+        "_slowed",
+        "_sms",
+        "_table",
+    )
 
     def __init__(
         self,
@@ -44,9 +56,14 @@ class DecodeBeside:
         draw: GroupDraw,
         beside: Work,
     ) -> None:
+        whole, anyway, ceiling, costs, host_s = losses
         self._model = model
         self._table = table
-        self._losses = losses
+        self._sms = whole
+        self._slowed = 1 + anyway
+        self._ceiling = ceiling
+        self._costs = costs
+        self._host_s = host_s
         self._requests = requests
         self._context = context
         self._draw = draw
@@ -54,7 +71,7 @@ class DecodeBeside:
 
     def seconds(self, sms: int) -> float:
         """Operation for operation what ``estimate`` says."""
-        rest = self._losses[0] - sms
+        rest = self._sms - sms
         if rest < 1:
             return self._without_rest(sms)
         share = self._draw.shares.get(rest)
@@ -65,7 +82,7 @@ class DecodeBeside:
 
         No operation of these is rounded to less where its operand is more.
         """
-        rest = self._losses[0] - sms
+        rest = self._sms - sms
         if rest < 1:
             seconds = self._without_rest(sms)
             return seconds, seconds
@@ -76,10 +93,10 @@ class DecodeBeside:
 
     def _with(self, sms: int, share: float | None) -> tuple[float, float]:
         """(least, most) seconds beside a group that draws ``share`` of the DRAM; None where that is not known."""
-        _, anyway, ceiling, costs, host_s = self._losses
+        ceiling, costs, host_s = self._ceiling, self._costs, self._host_s
         layers = self._table.model_layers
         alone_s, dram_s, _ = self._table.decode_pass(self._requests, sms).at(self._context, layers)
-        least = most = alone_s * (1 + anyway)
+        least = most = alone_s * self._slowed
         if ceiling:
             if share is None:
                 most += ceiling * dram_s

@@ -42,20 +42,22 @@ class CoastedSteps(NamedTuple):
         steps = len(self.contexts)
         return [self.observation(place) for place in range(max(0, steps - OBSERVED_STEPS), steps)]
 
-    def errors_since(self, latest: Observation | None, most: int) -> tuple[list[float], bool]:
-        """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``; and whether
-        ``latest`` is one of them."""
-        _, _, _, _, contexts, predicted_s, times_s = self
-        steps = len(contexts)
-        first, met = max(0, steps - most), False
-        measured_s = list(map(sub, times_s[first + 1 : steps + 1], times_s[first:steps]))
-        # A number first: mostly it is none of these.
-        if latest is not None and latest[6] in measured_s:
-            for place in range(steps - 1, first - 1, -1):
-                if measured_s[place - first] == latest[6] and self.observation(place) == latest:
-                    measured_s, first, met = measured_s[place + 1 - first :], place + 1, True
-                    break
-        return list(map(truediv, measured_s, predicted_s[first:steps])), met
+
+def _errors_since(coasted: CoastedSteps, latest: Observation | None, most: int) -> tuple[list[float], bool]:
+    """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``; and whether
+    ``latest`` is one of them."""
+    # A function: compiled, a named tuple's methods are called as slowly as Python's own.
+    _, _, _, _, contexts, predicted_s, times_s = coasted
+    steps = len(contexts)
+    first, met = max(0, steps - most), False
+    measured_s = list(map(sub, times_s[first + 1 : steps + 1], times_s[first:steps]))
+    # A number first: mostly it is none of these.
+    if latest is not None and latest[6] in measured_s:
+        for place in range(steps - 1, first - 1, -1):
+            if measured_s[place - first] == latest[6] and coasted.observation(place) == latest:
+                measured_s, first, met = measured_s[place + 1 - first :], place + 1, True
+                break
+    return list(map(truediv, measured_s, predicted_s[first:steps])), met
 
 
 class ObservedSteps(Sequence[Observation]):
@@ -81,7 +83,7 @@ class ObservedSteps(Sequence[Observation]):
         found: list[tuple[bool, list[float]]] = []
         for item in reversed(kept):
             if isinstance(item, CoastedSteps):
-                errors, met = item.errors_since(latest, left)
+                errors, met = _errors_since(item, latest, left)
                 if errors:
                     newest = newest or item.observation(len(item[4]) - 1)
                     found.append((False, errors))
