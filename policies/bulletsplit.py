@@ -102,7 +102,7 @@ def split(
         return before.split(total - sms, sms)
     before = _with_past(settings, view, before)
     limit_s = _decode_limit_s(settings, view, plan, slack_s, clock, before.saturating_sms)
-    fit = _fit(clock, before, limit_s, step, total)
+    fit = fewest_sms(clock, before, limit_s, step, total)
     if fit is not None and before.past_tpot_held:
         return before.split(total - fit, fit)
     forecast = plan.forecast(view)
@@ -115,7 +115,7 @@ def split(
         # Where decode is what is late, prefill mostly has time.
         least = step if held(step) else fewest(2 * step, total - step, step, held, before.prefill_sms)
     if least is not None:
-        sms = _useful_sms(clock, step, total - least)
+        sms = useful_sms(clock, step, total - least)
     else:
         savable = forecast.savable(plan.pace(total - step))
         sms = _balanced_sms(settings, view, plan, savable, clock, step, before.decode_sms)
@@ -134,7 +134,7 @@ def _decode_limit_s(
     return limit_s
 
 
-def _fit(clock: DecodeClock, before: State, limit_s: float, step: int, total: int) -> int | None:
+def fewest_sms(clock: DecodeClock, before: State, limit_s: float, step: int, total: int) -> int | None:
     """The fewest SMs with which a decode step lasts no longer than its limit; None where none are enough."""
     last = before.decode_sms
     on_grid = last <= total - step and last % step == 0
@@ -171,7 +171,7 @@ def _balanced_sms(
 
     crossing = fewest(step, total - step, step, lambda sms: tpot(sms) <= ttft(sms), guess)
     if crossing is None:
-        return _useful_sms(clock, step, total - step)
+        return useful_sms(clock, step, total - step)
     # The crossing lies between two splits; the one before it may have the smaller maximum.
     if crossing > step and tpot(crossing - step) < ttft(crossing):
         return crossing - step
@@ -188,7 +188,7 @@ def _with_past(settings: SplitSettings, view: View, state: State) -> State:
     return state._replace(latest=latest, past_tpot_held=within(settings.percentile, late, judged))
 
 
-def _useful_sms(clock: DecodeClock, step: int, most: int) -> int:
+def useful_sms(clock: DecodeClock, step: int, most: int) -> int:
     """Decode SMs beyond which a step gets no shorter: taking more from prefill would help nobody."""
     # The last tenth is often of no use, and what comes before it is.
     enough_s = USEFUL * clock.on(most) if most >= step else math.inf
