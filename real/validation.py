@@ -136,11 +136,11 @@ class Validation:
         for number, (repeat, rate, who) in enumerate(todo, start=1):
             where = f"{who.label}{'' if rate is None else f' at {rate:g} req/s'}"
             run = self.layout.cell(who.label, rate) / f"real-{repeat}"
+            if (repeat, who.label) not in host:
+                host[repeat, who.label] = self._host(who, setting, machine)
+            outside = host[repeat, who.label]
             with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin:
                 lanes = machine.lanes(who)
-                if (repeat, who.label) not in host:
-                    host[repeat, who.label] = self._host(who, setting, machine)
-                outside = host[repeat, who.label]
                 prepared = prepare(setting.config(who, rate, outside))
                 before = _pace(found, lanes, who, prepared.latency.model.layers)
                 facts = {
@@ -166,9 +166,17 @@ class Validation:
     def _host(self, who: Contestant, setting: Setting, machine: Machine) -> OutsideTime:
         """What the host adds to a launch, from serving the first requests at the highest rate: over soonest."""
         config = setting.config(who, max(self.rates, key=lambda rate: rate or 0.0), OutsideTime())
-        few = config.model_copy(update={"requests": min(WARM_REQUESTS, len(self.trace))})
-        heat = self.plan.temperature
-        served = serve(prepare(few), machine.lanes(who), self.layout.warm(who.label), facts={}, temperature=heat)
+        requests = min(WARM_REQUESTS, len(self.trace))
+        few = config.model_copy(update={"requests": requests})
+        with self.teller.stage(f"warming up: {who.label}") as begin:
+            served = serve(
+                prepare(few),
+                machine.lanes(who),
+                self.layout.warm(who.label),
+                facts={},
+                temperature=self.plan.temperature,
+                progress=_requests(begin(requests)),
+            )
         return OutsideTime.of(served)
 
     @contextmanager

@@ -48,6 +48,8 @@ class Effects:
         self._holder = holder
         self._odd_gaps_s = odd_gaps_s
         self._progress = progress
+        # On a device a request takes far longer than to tell of it.
+        self._told_every = PROGRESS_EVERY if holder is None else 1
         self._log = log
         self.requests: dict[int, RequestState] = {}
         self.answer_tokens = array("q")
@@ -142,5 +144,5 @@ class Effects:
         instance.outcomes.append(request.outcome(self._slo))
         self.finished += 1
         self.left(request, on_link=on_link)
-        if self._progress is not None and self.finished % PROGRESS_EVERY == 0:
+        if self._progress is not None and self.finished % self._told_every == 0:
             self._progress(self.finished, self._clock.now_s)
