@@ -6,14 +6,14 @@ where it is not, the hash of what came is reported and nothing vouches for it.
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from traces.errors import TraceError
-from traces.hashing import sha256
 
 _GITHUB = "https://raw.githubusercontent.com"
 _AZURE_2023 = f"{_GITHUB}/Azure/AzurePublicDataset/790921015d50dd6aae7f7e47f39ba0e235ad6b08/data"
@@ -183,45 +183,47 @@ def fetch(
     The file appears only when it has come whole and, where its hash is known, unchanged. Raises TraceError
     if it cannot be had.
     """
+    import pooch
+
     entry = known(name)
-    target = (folder or cache_folder()) / entry.file
-    if target.exists() and entry.sha256 in (None, sha256(target)):
-        return target
     url = entry.url if base_url is None else f"{base_url.rstrip('/')}/{entry.file}"
-    partial = target.with_name(f".{entry.file}.partial-{os.getpid()}")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        digest = _download(url, partial, progress)
-        if entry.sha256 not in (None, digest):
-            raise TraceError(
-                f"{name}: what {url} sent is not the file known by SHA-256 {entry.sha256}; nothing was kept; try "
-                "again, or get the file another way and give its path"
+        with _quiet(pooch.get_logger()):
+            path: str = pooch.retrieve(
+                url,
+                known_hash=None if entry.sha256 is None else f"sha256:{entry.sha256}",
+                fname=entry.file,
+                path=folder or cache_folder(),
+                downloader=partial(_download, progress),
             )
-        partial.replace(target)
-    except OSError as error:
+    except OSError as error:  # before ValueError: a malformed URL is both
         raise TraceError(
             f"{name}: cannot fetch {url} ({_reason(error)}); check the connection, or get the file another way and "
             "give its path"
         ) from None
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    except ValueError:
+        raise TraceError(
+            f"{name}: what {url} sent is not the file known by SHA-256 {entry.sha256}; nothing was kept; try "
+            "again, or get the file another way and give its path"
+        ) from None
+    return Path(path)
 
 
-def _download(url: str, target: Path, progress: Callable[[int], None] | None) -> str:
-    """Brings ``url`` to ``target``; its SHA-256, taken as it comes, so that nobody waits for it afterwards."""
+def _download(progress: Callable[[int], None] | None, url: str, target: str, pooch: object) -> None:
+    """What pooch calls to bring ``url`` to the temporary file ``target``.
+
+    Its own downloader leaves the connection of a refused request open.
+    """
     import requests
 
-    done, digest = 0, hashlib.sha256()
-    with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, target.open("wb") as file:
+    done = 0
+    with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, Path(target).open("wb") as file:
         response.raise_for_status()
         for chunk in response.iter_content(chunk_size=1 << 16):
             file.write(chunk)
-            digest.update(chunk)
             done += len(chunk)
             if progress is not None:
                 progress(done)
-    return digest.hexdigest()
 
 
 def _reason(error: OSError) -> str:
@@ -230,3 +232,14 @@ def _reason(error: OSError) -> str:
     if response is not None:
         return f"HTTP {response.status_code} {response.reason}"
     return error.strerror or type(error).__name__
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """pooch tells of each download by itself; the command does that here."""
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
