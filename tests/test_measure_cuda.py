@@ -221,7 +221,7 @@ def test_a_small_card_gets_small_decode_batches() -> None:
 
 
 def test_shares_and_what_is_said_of_them(gpu: CudaDevice) -> None:
-    assert gpu.shares == (132, ((16, 116), (32, 100), (48, 84), (64, 68), (80, 52), (96, 36)))
+    assert gpu.shares[:2] == (132, ((16, 116), (32, 100), (48, 84), (64, 68), (80, 52), (96, 36)))
     assert gpu.name == "H200"
     assert gpu.settings["shares"].startswith("green contexts")
     assert gpu.settings["driver"] == "580"
@@ -282,7 +282,7 @@ def test_host_time_of_steps_and_of_launches(gpu: CudaDevice) -> None:
 def test_without_green_contexts_co_runs_share_all_sms_and_say_so(refuse: str) -> None:
     driver = FakeDriver(refuse=refuse)
     device = CudaDevice(TINY, FakeRuntime(), driver)
-    assert device.shares == (132, ((132, 132),))
+    assert device.shares[:2] == (132, ((132, 132),))
     assert device.settings["shares"].startswith(f"shared streams: {refuse} answers")
     assert driver.alive == []
     variant = Variant(132, Target("copy", (1024,)), 132)
