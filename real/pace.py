@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
+from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 from policies.api import LINK
@@ -103,18 +104,23 @@ class Pace(NamedTuple):
         return {**{kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}, "probes": rows}
 
 
-def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers: int) -> Pace:
+def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers: int, host_s: float = 0.0) -> Pace:
     """Runs layers of ``profile`` again on idle ``lanes``, whose names of each instance are ``names``.
 
     ``layers``: of the model; a launch of all of them would have the LM head too, which the profile's have not.
+    ``host_s``: for so long the host works before each launch, as it does between launches that serve.
     Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
     grants. Raises DeviceError as lanes do.
     """
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
     places = {"prefill": computing[0], "decode": computing[-1]}
     probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place, layers)]
-    # In turns, as in a profile. The first is a warm-up: buffers grow, libraries choose their kernels.
-    turns = [[_seconds(lanes, places[probe.kind], probe) for probe in probes] for _ in range(1 + _repeats(probes))][1:]
+    # In turns, as in a profile. Before these a warm-up: buffers grow, libraries choose their kernels.
+    for probe in probes:
+        _run(lanes, places[probe.kind], probe)
+    turns: list[list[float]] = []
+    for _ in range(_repeats(probes)):
+        turns.append([_in_a_pass(lanes, places[probe.kind], probe, layers, host_s) for probe in probes])
     found = [
         probe._replace(seconds=median(times)) for probe, times in zip(probes, zip(*turns, strict=True), strict=True)
     ]
@@ -136,13 +142,28 @@ def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], l
 
 def _repeats(probes: Sequence[Probe]) -> int:
     turn_s = sum(probe.profiled_s for probe in probes)
-    return REPEATS if not turn_s else min(REPEATS, max(1, int(SESSION_S / turn_s) - 1))
+    return REPEATS if not turn_s else min(REPEATS, max(1, int((SESSION_S - turn_s) / (2 * turn_s))))
 
 
-def _seconds(lanes: Lanes, place: tuple[int, str], probe: Probe) -> float:
+def _in_a_pass(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
+    """Seconds of a probe, after which as many of the model's next layers run.
+
+    In a pass the weights of a layer have been driven from the caches by all others'; those of the same few layers over
+    and over have not. And the host's work takes a core and caches from a CPU's lanes, whose threads sleep meanwhile.
+    """
+    end_s = perf_counter() + host_s
+    while perf_counter() < end_s:
+        pass
+    seconds = _run(lanes, place, probe)
+    _run(lanes, place, probe, probe.layers, min(2 * probe.layers, layers))
+    return seconds
+
+
+def _run(lanes: Lanes, place: tuple[int, str], probe: Probe, first: int = 0, last: int | None = None) -> float:
+    """Seconds of layers ``first`` to before ``last``, of the probe's own by default."""
     sequences = tuple(Sequenced(slot, probe.new_tokens, probe.cached_tokens) for slot in range(probe.sequences))
-    tokens = (1,) * (probe.sequences * probe.new_tokens)
-    lanes.submit(Job(-1, *place, probe.sms, Batch(sequences, tokens, 0, probe.layers)))
+    tokens = (1,) * (0 if first else probe.sequences * probe.new_tokens)
+    lanes.submit(Job(-1, *place, probe.sms, Batch(sequences, tokens, first, probe.layers if last is None else last)))
     done = lanes.wait(TIMEOUT_S)
     if done is None:
         raise DeviceError(f"layers that took {probe.profiled_s:.3g} s when profiled took over {TIMEOUT_S:g} s")

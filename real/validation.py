@@ -142,7 +142,7 @@ class Validation:
             with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin:
                 lanes = machine.lanes(who)
                 prepared = prepare(setting.config(who, rate, outside))
-                before = _pace(found, lanes, who, prepared.latency.model.layers)
+                before = _pace(found, lanes, who, self.model.spec.layers, outside)
                 facts = {
                     "device": lanes.settings,
                     "host_s": outside.document(),
@@ -159,7 +159,7 @@ class Validation:
                         temperature=self.plan.temperature,
                         progress=_requests(begin(len(self.trace))),
                     )
-                after = _pace(found, lanes, who, prepared.latency.model.layers)
+                after = _pace(found, lanes, who, self.model.spec.layers, outside)
             if before is not None and after is not None:
                 note(run, {"pace": Pace(before.probes + after.probes).document()})
 
@@ -285,11 +285,11 @@ def _by_sms(pace: PaceSettings) -> Mapping[str, Any]:
     return {**{kind: dict(getattr(pace, kind)) for kind in KINDS}, "products by rows": products}
 
 
-def _pace(found: Calibrated, lanes: Lanes, who: Contestant, layers: int) -> Pace | None:
+def _pace(found: Calibrated, lanes: Lanes, who: Contestant, layers: int, host: OutsideTime) -> Pace | None:
     """How fast the idle lanes are now; None without a profile to compare with."""
     if found.profile is None:
         return None
-    return paced(found.profile, lanes, who.lanes, layers)
+    return paced(found.profile, lanes, who.lanes, layers, host.decode_s)
 
 
 def _requests(tell: Told) -> Callable[[int, float], None]:
