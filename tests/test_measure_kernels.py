@@ -235,6 +235,24 @@ def test_every_target_can_be_called_over_and_over(target: Target, dtype: torch.d
             call(turn)
 
 
+def test_weights_come_from_where_a_pass_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers go on where the last ones ended, and between two runs of the LM head come as many bytes as all layers."""
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(Transformer, "layers", lambda self, segments, first, last: seen.append((first, last)))
+    bench = Bench(replace(MODEL, layers=6), CPU, torch.float32, cache_bytes=1 << 30)
+    call = bench.call(Target("decode_layers", (3, 9, 2)))
+    for turn in range(bench.sets // 2 + 1):
+        call(turn)
+    assert seen == [(0, 2), (2, 4), (4, 6), (0, 2)]
+    head, *more = bench.heads
+    layer = bench.weights.layers[0]
+    others = bench.sets * sum(part.nbytes for part in (layer.qkv, layer.o, layer.gate_up, layer.down))
+    assert 0 <= len(more) * head.nbytes - others < head.nbytes
+    assert len({each.data_ptr() for each in bench.heads}) == len(bench.heads)
+    assert all(torch.equal(each, head) for each in more)
+    assert len(Bench(MODEL, CPU, torch.float32, cache_bytes=1).heads) == 1, "a cache does not hold it anyway"
+
+
 def test_targets_of_several_devices_are_refused() -> None:
     with pytest.raises(ValueError, match="'all_reduce' cannot be measured on one device"):
         Bench(MODEL, CPU, torch.float32, 1 << 14).call(Target("all_reduce", (1024, 2)))

@@ -37,6 +37,15 @@ class Bench:
         return Weights.random(self.model, self.device, self.dtype, layers=self.sets)
 
     @cached_property
+    def heads(self) -> list[Tensor]:
+        """The LM head, and as many copies of it as a pass has other weights: these come between two runs of it."""
+        head = self.weights.lm_head
+        size = head.nbytes
+        others = sum(n * k for name, (n, k) in self.shapes.items() if name != "lm_head") * self.sets * head.itemsize
+        more = 0 if size > 2 * self.cache_bytes else min(copies(size, self.cache_bytes) - 1, -(-others // size))
+        return [head, *(head.clone() for _ in range(more))]
+
+    @cached_property
     def narrow(self) -> Bench:
         """For host time: all layers, each almost free."""
         return Bench(ghost(self.model), self.device, self.dtype, 1 << 60)
@@ -56,7 +65,7 @@ class Bench:
         for name, shape in self.shapes.items():
             if shape == (columns, depth):
                 if name == "lm_head":
-                    return [self.weights.lm_head]
+                    return self.heads
                 return [getattr(layer, name) for layer in self.weights.layers]
         return [self._random(columns, depth)]
 
@@ -137,9 +146,15 @@ class Bench:
         return lambda turn: model.step(ids, segments)
 
     def _layers(self, sequences: list[Sequenced], layers: int) -> Call:
-        model, segments = self._transformer(sequences, layers)
+        groups = max(1, self.sets // layers)
+        model, segments = self._transformer(sequences, layers * groups)
         model.begin(self._ids(sum(sequence.new for sequence in sequences)))
-        return lambda turn: model.layers(segments, 0, layers)
+
+        def call(turn: int) -> None:
+            first = turn % groups * layers
+            model.layers(segments, first, first + layers)
+
+        return call
 
     def _transformer(self, sequences: list[Sequenced], layers: int) -> tuple[Transformer, Segments]:
         slot = sequences[0].cached + sequences[0].new
