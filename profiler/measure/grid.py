@@ -174,7 +174,6 @@ def _in_order(shapes: Shapes, shares: Shares, quick: bool) -> Iterator[Group]:
     yield from (Group(target, whole) for target in shapes.host())
     yield from _saturation(shapes, shares)
     yield from _co_runs(shapes, shares, 0)
-    yield from _in_common(shapes, shares)
     yield from (Group(target, everywhere) for target in coarse)
     if not quick:
         yield from _co_runs(shapes, shares, 1)
@@ -191,30 +190,19 @@ def _saturation(shapes: Shapes, shares: Shares) -> Iterator[Group]:
 
 
 def _co_runs(shapes: Shapes, shares: Shares, fineness: int) -> Iterator[Group]:
-    """Each prefill shape beside each decode shape on every split, and each alone on the same shares."""
-    prefills = shapes.prefill_layers(shapes.reach.prefills[fineness])
-    decodes = shapes.decode_layers(shapes.reach.decodes[fineness])
-    for prefill in prefills:
-        for decode in decodes:
-            for target, beside in ((decode, prefill), (prefill, decode)):
-                beside_it = tuple(Variant(sms, beside, rest) for sms, rest in _both_ways(shares))
-                alone = tuple(Variant(sms) for sms in shares.all)
-                yield Group(target, alone + beside_it)
+    """Each shape of layers alone on every share and beside each shape of the other phase on every split.
 
-
-def _in_common(shapes: Shapes, shares: Shares) -> Iterator[Group]:
-    """A small and a large prefill beside a decode step of its size, on shares that have SMs in common, from both sides.
-
-    How launches share a core hardly depends on what they are, so not every one is measured beside every other.
+    All in turns, since by how much one slows another is the ratio of such times. How launches share SMs that they have
+    in common hardly depends on what they are: there each coarse shape is measured beside one of the other phase.
     """
-    if shares.common:
-        prefills, decodes = (
-            shapes.prefill_layers(shapes.reach.prefills[0]),
-            shapes.decode_layers(shapes.reach.decodes[0]),
-        )
-        for prefill, decode in zip(prefills, decodes, strict=False):
-            for target, beside in ((decode, prefill), (prefill, decode)):
-                yield Group(target, tuple(Variant(sms, beside, other) for sms, other in shares.common))
+    prefills, decodes = shapes.co_runs(fineness)
+    for targets, others in ((decodes, prefills), (prefills, decodes)):
+        for place, target in enumerate(targets):
+            variants = [Variant(sms) for sms in shares.all]
+            variants += [Variant(sms, beside, rest) for beside in others for sms, rest in _both_ways(shares)]
+            if fineness == 0 and place < len(others):
+                variants += [Variant(sms, others[place], other) for sms, other in shares.common]
+            yield Group(target, tuple(variants))
 
 
 def _both_ways(shares: Shares) -> list[tuple[int, int]]:
@@ -255,7 +243,7 @@ class Shapes:
         return Target("gemm", (self.reach.tokens[0][-1], columns, depth))
 
     def alone(self, fineness: int) -> Iterator[Target]:
-        """Every kernel but the copy, which :meth:`ceilings` has."""
+        """Every kernel but the copy, which :meth:`ceilings` has, and layers that are timed beside others."""
         tokens, requests = self.reach.tokens[fineness], self.reach.requests[fineness]
         most = max(size for sizes in self.reach.requests for size in sizes)
         yield from (Target("gemm", (m, n, k)) for n, k in self.products for m in tokens)
@@ -263,8 +251,8 @@ class Shapes:
         yield from self.attention_prefill(fineness)
         yield from self.attention_decode(fineness)
         yield from self.elementwise(tokens, requests)
-        yield from self.prefill_layers(self.reach.prefills[fineness] + self.reach.lone_prefills[fineness])
-        yield from self.decode_layers(self.reach.decodes[fineness] + self.reach.lone_decodes[fineness])
+        yield from self.prefill_layers(self.reach.lone_prefills[fineness])
+        yield from self.decode_layers(self.reach.lone_decodes[fineness])
 
     def elementwise(self, tokens: Sequence[int], requests: Sequence[int]) -> Iterator[Target]:
         # Bound by memory and smooth in their tokens: half of the points do, both ends among them.
@@ -314,6 +302,11 @@ class Shapes:
             for requests, context in batches
             if context <= self.context and requests * context <= self.reach.kv_tokens
         ]
+
+    def co_runs(self, fineness: int) -> tuple[list[Target], list[Target]]:
+        """Prefills and decode steps that are timed beside each other."""
+        reach = self.reach
+        return self.prefill_layers(reach.prefills[fineness]), self.decode_layers(reach.decodes[fineness])
 
     def host(self) -> list[Target]:
         tokens = [count for count in self.reach.requests[0] if count * HOST_CONTEXT <= self.reach.kv_tokens]
