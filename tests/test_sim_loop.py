@@ -17,21 +17,23 @@ from profiler import roofline
 from sim import STATES, Limits, PolicyError, RunResult, ServingLoop, SimExecutor
 from sim.between import NOTHING_BETWEEN, BetweenSteps
 from tests.toys import PlainExecutor, serve, toy_latency, trace_of
+from traces import Trace
 from traces.arrivals import ClosedLoop, OpenArrivals
 
 
-def a100_run(
-    policy: Policy, instances: int, *, plain: bool, blocks: int, kind: type[OpenArrivals] = OpenArrivals
-) -> RunResult:
+def a100_trace() -> Trace:
     rng = np.random.default_rng(11)
     arrivals = np.cumsum(rng.exponential(0.3, 120))
     rows = zip(arrivals.tolist(), rng.integers(1, 3000, 120).tolist(), rng.integers(1, 200, 120).tolist(), strict=True)
+    return trace_of(list(rows))
+
+
+def a100_loop(policy: Policy, instances: int, arrivals: OpenArrivals, *, plain: bool, blocks: int) -> ServingLoop:
     latency = roofline("Llama-3.1-8B", "A100-80G")
     executor = SimExecutor(latency=latency)
-    coming = kind(trace_of(list(rows)))
-    loop = ServingLoop(
+    return ServingLoop(
         policy=policy,
-        arrivals=coming,
+        arrivals=arrivals,
         latency=latency,
         executor=PlainExecutor(executor) if plain else executor,
         instances=instances,
@@ -39,9 +41,10 @@ def a100_run(
         limits=Limits(total_blocks=blocks, context_tokens=1 << 17),
         keep_token_times=True,
     )
-    if isinstance(coming, StopAfter):
-        coming.loop = loop
-    return loop.run()
+
+
+def a100_run(policy: Policy, instances: int, *, plain: bool, blocks: int) -> RunResult:
+    return a100_loop(policy, instances, OpenArrivals(a100_trace()), plain=plain, blocks=blocks).run()
 
 
 @pytest.mark.parametrize("blocks", [350, 28_000])
@@ -391,39 +394,3 @@ def test_a_preempted_answer_at_a_decode_instance_is_prefilled_again():
     assert [STATES[state] for state in result.records.state] == ["finished", "finished"]
     assert result.records.preemptions.sum() >= 1
     assert result.records.generated_tokens.tolist() == [6, 4]
-
-
-class StopAfter(OpenArrivals):
-    """Arrivals that stop the loop, as a signal would, once so many requests have left it."""
-
-    loop: ServingLoop
-    left = 0
-
-    def finished(self, index: int, now_s: float) -> None:
-        self.left += 1
-        if self.left == 40:
-            self.loop.stop()
-
-
-@pytest.mark.parametrize(
-    ("policy", "instances"),
-    [(ChunkedPrefill(), 1), (ChunkedPrefill(), 2), (Bullet(), 1), (Disaggregation(), 2)],
-    ids=["chunked", "2 chunked", "bullet", "1P1D"],
-)
-def test_a_run_that_is_stopped_is_the_beginning_of_the_whole_one(policy: Policy, instances: int) -> None:
-    """Its steps are the first ones, and whoever finished did so alike, whatever was under way when it was stopped."""
-    whole, cut = (
-        a100_run(policy, instances, plain=False, blocks=2000, kind=kind) for kind in (OpenArrivals, StopAfter)
-    )
-    assert (whole.interrupted, cut.interrupted) == (False, True)
-    assert 0 < len(cut.steps) < len(whole.steps)
-    assert cut.end_s >= cut.steps.end_s[-1]
-    for column in dataclasses.fields(cut.steps):
-        ours, theirs = getattr(cut.steps, column.name), getattr(whole.steps, column.name)
-        assert list(ours) == list(theirs[: len(ours)]), column.name
-    over = cut.records.state == STATES.index("finished")
-    assert 40 <= over.sum() < len(whole.records)
-    for name in ("request_id", "first_token_s", "last_token_s", "itl_mean_s", "itl_max_s", "generated_tokens"):
-        ours, theirs = (np.array(getattr(run.records, name)) for run in (cut, whole))
-        assert ours[over].tolist() == theirs[: len(over)][over].tolist(), name
-    assert sum(map(len, cut.token_times.values())) == cut.records.generated_tokens.sum()
