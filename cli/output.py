@@ -191,17 +191,18 @@ def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text
 
-    pace = _Pace(total or 0)
+    pace = _Pace(total)
 
     class Left(ProgressColumn):
         def render(self, task: Task) -> Text:
             left_s = pace.left_s()
             return Text("" if left_s is None else f"{duration(left_s)} left")
 
+    counted = "{task.completed}" if total is None else "{task.completed}/{task.total}"
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
-        TextColumn("{task.completed}/{task.total} {task.fields[text]}"),
+        TextColumn(counted + " {task.fields[text]}"),
         Left(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
@@ -215,31 +216,32 @@ def _bar(what: str, total: int | None) -> Iterator[Callable[[int, str], None]]:
 
 
 def _lines(what: str, total: int | None) -> Callable[[int, str], None]:
-    pace, printed, printed_s = _Pace(total or 0), 0, time.monotonic()
+    pace, printed, printed_s = _Pace(total), 0, time.monotonic()
 
     def tell(done: int, text: str) -> None:
         nonlocal printed, printed_s
         pace.told(done)
         now_s = time.monotonic()
-        if not total or now_s - printed_s < LEAST_S:
+        if now_s - printed_s < LEAST_S:
             return
-        tenth = done * 10 // total
+        tenth = done * 10 // total if total else 0
         if tenth > printed or now_s - printed_s >= MOST_S:
             printed, printed_s = tenth, now_s
             left_s = pace.left_s() or 0.0
             left = f", about {duration(left_s)} left" if left_s >= 1 else ""
-            note(f"{what}: {done}/{total} {text}".rstrip() + left)
+            counted = f"{done}" if total is None else f"{done}/{total}"
+            note(f"{what}: {counted} {text}".rstrip() + left)
 
     return tell
 
 
 class _Pace:
-    """How long work of ``total`` steps will take yet, if a step takes as long as those took that it told of.
+    """How long work of ``total`` steps, None if nobody knows, will take yet if a step takes as long as those told of.
 
     What was done when it began to tell took another time: what an earlier start had left.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
         self._total = total
         self._first: int | None = None
         self._done = 0
@@ -253,8 +255,8 @@ class _Pace:
             self._done, self._told_s = done, now_s
 
     def left_s(self) -> float | None:
-        """None as long as no step is over."""
-        if self._first is None or self._done <= self._first:
+        """None as long as no step is over, and where the total is unknown."""
+        if self._total is None or self._first is None or self._done <= self._first:
             return None
         step_s = (self._told_s - self._began_s) / (self._done - self._first)
         ahead = self._total - self._done

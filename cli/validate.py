@@ -114,7 +114,7 @@ def check_torch(what: str) -> None:
         ) from None
     except (ImportError, OSError) as error:
         raise ValueError(
-            f"{what} needs torch, which cannot be loaded ({str(error).splitlines()[0]}); if memory is limited "
+            f"{what} needs torch, which cannot be loaded ({' '.join(str(error).split())}); if memory is limited "
             "(ulimit -v), allow more, or else install it anew: pip install --force-reinstall torch"
         ) from None
 

@@ -48,6 +48,24 @@ def test_slow_work_says_each_minute_that_it_goes_on(clock: SimpleNamespace, caps
     ]
 
 
+def test_work_whose_end_nobody_knows_says_how_far_it_is(
+    clock: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress("fetching", None, quiet=False) as tell:
+        for done in (0, 20, 50):
+            tell(done, "MB")
+            clock.s += 61
+    assert capsys.readouterr().err.splitlines() == ["fetching: 20 MB", "fetching: 50 MB"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress("fetching", None, quiet=False) as tell:
+        for done in (0, 20, 50):
+            tell(done, "MB")
+    shown = capsys.readouterr().err
+    assert "50 MB" in shown
+    assert "left" not in shown
+    assert "None" not in shown
+
+
 def test_a_cell_of_several_lines() -> None:
     assert table(["a", "b"], [["x = 1\ny = 2", "3"]]) == "a      b\n-----  -\nx = 1  3\ny = 2"
 
