@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Self, TypeVar
 
 Curve = tuple[tuple[int, float], ...]
-"""(SMs, value), ascending; between them it is interpolated, outside it stays what it is at the end."""
+"""(SMs or rows, value), ascending; between them it is interpolated, outside it stays what it is at the end."""
 
 Points = Sequence[Sequence[float]]
 

@@ -323,10 +323,8 @@ class KernelSumModel:
         return dram_seconds / seconds
 
     def _contended(self, work: Work, sms: int, beside: Work, beside_sms: int) -> tuple[float, Source]:
-        total = self.device.sms
-        if not 0 < beside_sms <= total:
-            raise bad_sms("beside_sms", beside_sms, self.device)
-        both = sms + beside_sms
+        self._check_beside(beside_sms)
+        total, both = self.device.sms, sms + beside_sms
         if both > total and self.sharing == "in-order":
             return self._in_order(work, sms, beside, beside_sms)
         if both > total:

@@ -40,6 +40,7 @@ Loss = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 Ratio = Annotated[float, Field(ge=1e-3, le=1e3)]
 Scale = Annotated[float, Field(ge=0.01, le=100)]
+Slowdown = Annotated[float, Field(ge=1e-3, le=1e6)]
 Rate = Annotated[float, Field(ge=1, le=1e21)]
 Size = Annotated[float, Field(ge=0, le=LARGEST_SIZE)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
@@ -113,6 +114,17 @@ class BandwidthPart(Part):
     origin: Origin
 
 
+class CoRunPart(Part):
+    """A measured co-run, as :mod:`profiler.commoncores` reads it."""
+
+    decodes: Annotated[float, Field(ge=0, le=1)]
+    sms: Sms
+    beside_sms: Sms
+    tokens: Size
+    beside_tokens: Size
+    slowdown: Slowdown
+
+
 class ContentionPart(Part):
     """:class:`profiler.devicecalibration.Contention`."""
 
@@ -121,7 +133,7 @@ class ContentionPart(Part):
     decode_any: Loss
     prefill_any: Loss
     origin: Origin
-    table: list[dict[str, Size]]
+    table: list[CoRunPart]
 
 
 class HostPart(Part):
@@ -236,6 +248,9 @@ def check(document: Any) -> None:
                 _refuse(f"{name}.{place}.op", f"is {_shown(row.op)}: it must be one of {', '.join(AXES)}")
     if found.mixed is not None:
         _check_mixed(found.mixed)
+    for place, co_run in enumerate(found.contention.table):
+        for name in ("sms", "beside_sms"):
+            _check_shares(f"contention.table.{place}.{name}", [getattr(co_run, name)], found.device.sms)
     for name in ("seconds", "prefill", "decode", "products"):
         _check_shares(f"composition.{name}", [sms for sms, _ in getattr(found.composition, name)], found.device.sms)
     for place, (_, factors) in enumerate(found.composition.products):

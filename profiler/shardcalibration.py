@@ -22,6 +22,7 @@ from profiler.kerneltime import KernelClock
 from profiler.latency import Source
 from profiler.specs import DTYPE_BYTES
 from profiler.structure import AXES, Floats, Shapes
+from profiler.tables import put
 
 _TILE_BORDERS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, *range(256, 2049, 128), *range(2304, 4353, 256))
 ROW_KNOTS = tuple(
@@ -93,7 +94,7 @@ class ShardCalibration:
         """On products of so many rows in a layer, on each of the shares that products were measured on."""
         found = self._in_layers.get(rows)
         if found is None:
-            found = self._in_layers[rows] = tuple(self._products.at(rows, sms) for sms in op.share_sms)
+            found = put(self._in_layers, rows, tuple(self._products.at(rows, sms) for sms in op.share_sms))
         return found
 
     @property

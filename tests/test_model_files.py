@@ -38,7 +38,8 @@ def text() -> str:
     document["mixed"] = {"new_tokens": [16.0, 64.0], "requests": [1.0], "contexts": [17.0], "ratios": [1.5, 2.0]}
     document["composition"] |= {"seconds": [[64, 1e-5], [128, 2e-5]], "prefill": [[128, 1.1]], "decode": [[64, 1.3]]}
     document["composition"]["products"] = [[64, [[1, 1.2], [8, 1.5]]], [128, [[4, 0.9]]]]
-    document["contention"]["table"] = [{"sms": 64.0, "slowdown": 1.1}]
+    co_run = {"decodes": 1.0, "sms": 64, "beside_sms": 128, "tokens": 8.0, "beside_tokens": 512.0, "slowdown": 1.1}
+    document["contention"]["table"] = [co_run]
     for name in ("holdout", "learning_curve"):
         document[name] = document[name][:2]
     return json.dumps(document)
@@ -152,6 +153,9 @@ def test_numbers_beyond_any_device_are_refused(tmp_path: Path, field: str, value
         ("bandwidth.origin", "guessed", "bandwidth.origin is 'guessed': it must be 'measured', 'assumed' or 'stated'"),
         ("contention.decode", -0.1, "contention.decode is -0.1"),
         ("contention.table", "abc", "contention.table is 'abc': it must be a valid list"),
+        ("contention.table.0.beside_sms", DELETED, "contention.table.0.beside_sms is missing"),
+        ("contention.table.0.sms", 0, "contention.table.0.sms is 0: it must be greater than or equal to 1"),
+        ("contention.table.0.sms", 129, "contention.table.0.sms has 129: the device has 128 SMs"),
         ("unmeasured.gemm", 0.0, "unmeasured.gemm is 0.0"),
         ("unmeasured.gemm", 1.5, "unmeasured.gemm is 1.5"),
         ("ops", {}, "ops.gemm is missing"),
