@@ -146,17 +146,17 @@ def _repeats(probes: Sequence[Probe]) -> int:
 
 
 def _in_a_pass(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
-    """Seconds of a probe, after which as many of the model's next layers run.
+    """Seconds of a probe as of a step that follows another like it: as many of the model's next layers run before it.
 
     In a pass the weights of a layer have been driven from the caches by all others'; those of the same few layers over
-    and over have not. And the host's work takes a core and caches from a CPU's lanes, whose threads sleep meanwhile.
+    and over have not. The lane is at work until then, and not woken after others had its cores. And the host's work
+    takes a core and caches from a CPU's lanes, whose threads sleep meanwhile.
     """
+    _run(lanes, place, probe, probe.layers, min(2 * probe.layers, layers))
     end_s = perf_counter() + host_s
     while perf_counter() < end_s:
         pass
-    seconds = _run(lanes, place, probe)
-    _run(lanes, place, probe, probe.layers, min(2 * probe.layers, layers))
-    return seconds
+    return _run(lanes, place, probe)
 
 
 def _run(lanes: Lanes, place: tuple[int, str], probe: Probe, first: int = 0, last: int | None = None) -> float:

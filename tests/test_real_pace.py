@@ -74,9 +74,9 @@ NAMES = [("prefill",), ("decode", LINK)]
 
 
 def test_pace_is_the_mean_over_layers_run_again() -> None:
-    """Every row in turns, after a warm-up that does not count; nor do the layers that follow."""
-    prefill = {("prefill", 1): [99.0, 0.8, 77.0], ("prefill", 4): [99.0, 0.3, 77.0]}
-    decode = [99.0] * 5 + [0.05, 77.0, 0.06, 77.0, 0.03, 77.0, 0.04, 77.0, 0.02, 77.0]
+    """Every row in turns, after a warm-up that does not count; nor do the layers that run before it."""
+    prefill = {("prefill", 1): [99.0, 77.0, 0.8], ("prefill", 4): [99.0, 77.0, 0.3]}
+    decode = [99.0] * 5 + [77.0, 0.05, 77.0, 0.06, 77.0, 0.03, 77.0, 0.04, 77.0, 0.02]
     lanes = Timed({**prefill, ("decode", 4): decode})
     found = paced(profile(), lanes, NAMES, 8, 1e-6)
     assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
@@ -91,11 +91,11 @@ def test_pace_is_the_mean_over_layers_run_again() -> None:
     ]
     assert len(lanes.jobs) == 3 * len(rows)
     assert {(job.instance, job.lane) for job in lanes.jobs} == {(0, "prefill"), (1, "decode")}
-    first, after = (job.task for job in lanes.jobs[9:11])
+    before, first = (job.task for job in lanes.jobs[9:11])
     assert isinstance(first, Batch)
-    assert isinstance(after, Batch)
+    assert isinstance(before, Batch)
     assert (first.sequences, len(first.tokens), first.first, first.last) == ((Sequenced(0, 64, 448),), 64, 0, 2)
-    assert (after.sequences, after.tokens, after.first, after.last) == (first.sequences, (), 2, 4)
+    assert (before.sequences, before.tokens, before.first, before.last) == (first.sequences, (), 2, 4)
     last = lanes.jobs[-1].task
     assert isinstance(last, Batch)
     assert last.sequences == (Sequenced(0, 1, 101),)
@@ -104,12 +104,12 @@ def test_pace_is_the_mean_over_layers_run_again() -> None:
 @pytest.mark.parametrize(("seconds", "repeats"), [(1e-3, 5), (0.2, 4), (0.4, 2), (3.0, 1)])
 def test_layers_are_repeated_as_often_as_two_seconds_allow(seconds: float, repeats: int) -> None:
     """Of the repeats the median counts."""
-    lanes = Timed({("prefill", 4): [seconds, *[seconds, 99.0] * (repeats - 1), (repeats == 1) * seconds or 55.0, 99.0]})
+    lanes = Timed({("prefill", 4): [seconds, *[99.0, seconds] * (repeats - 1), 99.0, (repeats == 1) * seconds or 55.0]})
     found = paced(cpu_profile(4, "tiny", [layers("prefill", 4, seconds, new=64)]), lanes, NAMES, 3)
     assert len(lanes.jobs) == 1 + 2 * repeats
-    after = lanes.jobs[-1].task
-    assert isinstance(after, Batch)
-    assert (after.first, after.last) == (2, 3), "no more than there are"
+    before = lanes.jobs[-2].task
+    assert isinstance(before, Batch)
+    assert (before.first, before.last) == (2, 3), "no more than there are"
     if repeats > 2:
         assert dict(found.by_sms("prefill")) == pytest.approx({4: 1.0})
 
