@@ -67,16 +67,13 @@ def serve(
     other records than the run.
     """
     check_servable(prepared)
-    model = prepared.latency.model
-    config = prepared.config
-    residents = Residents(instances=config.instances, slots=lanes.slots, vocab=model.vocab, seed=config.seed)
     if isinstance(prepared.estimator, KernelSumModel):
         prepared.estimator.make_ready()
-    executor = DeviceExecutor(lanes, residents, layers=model.layers, temperature=temperature)
+    executor = _executor(prepared, lanes, temperature)
     target.parent.mkdir(parents=True, exist_ok=True)
     recording = recording_of(target)
     recording.unlink(missing_ok=True)
-    settings = {"config": config.model_dump(mode="json"), "facts": dict(facts)}
+    settings = {"config": prepared.config.model_dump(mode="json"), "facts": dict(facts)}
     # A recording that cannot be begun is none to make a run of.
     recorder = Recorder(executor, recording, settings)
     result = None
@@ -91,6 +88,12 @@ def serve(
     if difference:
         raise ReplayDiffers(f"{target}: its replay differs from the run in {difference}")
     return replayed
+
+
+def _executor(prepared: Prepared, lanes: Lanes, temperature: float) -> DeviceExecutor:
+    model, config = prepared.latency.model, prepared.config
+    residents = Residents(instances=config.instances, slots=lanes.slots, vocab=model.vocab, seed=config.seed)
+    return DeviceExecutor(lanes, residents, layers=model.layers, temperature=temperature)
 
 
 def check_servable(prepared: Prepared) -> None:

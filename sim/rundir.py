@@ -90,9 +90,12 @@ def check_target(target: Path, force: bool) -> None:
 
 
 def holds_whole_run(target: Path) -> bool:
-    """Whether a run that came to its end is at ``target``."""
-    summary = target / SUMMARY
-    return summary.is_file() and "interrupted_s" not in read_json(summary)
+    """Whether a run that came to its end is at ``target``; one whose summary is damaged is none."""
+    try:
+        found = read_json(target / SUMMARY)
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "interrupted_s" not in found
 
 
 def hidden_beside(target: Path, what: str) -> Path:
@@ -213,6 +216,8 @@ def load_run(directory: Path, progress: Progress = untold) -> Run:
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory; give the --out of a bulletsim simulate")
     config, summary = load_config(directory / CONFIG), read_json(directory / SUMMARY)
+    if not isinstance(summary, dict):
+        raise ValueError(f"{directory / SUMMARY} is not the summary of a run; repeat the run from its {CONFIG}")
     records = load_records(directory / REQUESTS)
     progress(RECORDS_READ)
     steps = _load_steps(directory / STEPS, part(progress, RECORDS_READ, 1))

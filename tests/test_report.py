@@ -289,6 +289,8 @@ def test_a_damaged_run_is_told(runs: Path, tmp_path: Path, capsys: pytest.Captur
         assert f"run run: its summary.json {why}" in refused([str(directory)], capsys)
     (directory / "steps.parquet").write_text("no")
     assert "steps.parquet is not a readable Parquet file" in refused([str(directory)], capsys)
+    (directory / "summary.json").write_text("[]")
+    assert "summary.json is not the summary of a run; repeat" in refused([str(directory)], capsys)
 
 
 def test_a_page_of_500_cells_is_less_than_5_mb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
