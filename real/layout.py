@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from real.comparison import FACTS
 from real.plan import Plan, policy_label, rate_label
@@ -127,24 +127,29 @@ class Layout:
 Said = TypeVar("Said", bound=BaseModel)
 
 
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+HostSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 class Host(BaseModel):
     """OutsideTime.document."""
 
-    decode: float
-    prefill: float
+    decode: HostSeconds
+    prefill: HostSeconds
 
 
 class ProbeRow(BaseModel):
     """Of Pace.document."""
 
     kind: Literal["prefill", "decode"]
-    sms: int
-    sequences: int
-    new_tokens: int
-    cached_tokens: int
-    layers: int
-    profiled_s: float
-    seconds: float
+    sms: Count
+    sequences: Count
+    new_tokens: Count
+    cached_tokens: Annotated[int, Field(ge=0)]
+    layers: Count
+    profiled_s: Seconds
+    seconds: Seconds
 
 
 class Probed(BaseModel):

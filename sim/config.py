@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from policies.slo import SLO
@@ -74,9 +75,19 @@ class PolicySettings(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
+def _ascending(points: list[Point]) -> list[Point]:
+    """Between points in another order there would be other values than anyone meant."""
+    for (before, _), (after, _) in pairwise(points):
+        if after <= before:
+            raise ValueError(f"{after} comes after {before}; give the points in ascending order, none twice")
+    return points
+
+
+Point = TypeVar("Point", bound=tuple[int, Any])
 Factor = Annotated[float, Field(ge=1e-6, le=1e6)]
-Points = list[Annotated[tuple[Count, Factor], Field(strict=False)]]
+Points = Annotated[list[Annotated[tuple[Count, Factor], Field(strict=False)]], AfterValidator(_ascending)]
 OfRows = Annotated[Points, Field(min_length=1)]
+Products = Annotated[list[Annotated[tuple[Count, OfRows], Field(strict=False)]], AfterValidator(_ascending)]
 
 
 class PaceSettings(Settings):
@@ -87,7 +98,7 @@ class PaceSettings(Settings):
 
     prefill: Points = Field(default_factory=list)
     decode: Points = Field(default_factory=list)
-    products: list[Annotated[tuple[Count, OfRows], Field(strict=False)]] = Field(default_factory=list)
+    products: Products = Field(default_factory=list)
 
 
 class LatencySettings(Settings):

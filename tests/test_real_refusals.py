@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import multiprocessing
 import shutil
 from collections.abc import Iterator
@@ -213,7 +215,28 @@ def test_two_commands_do_not_work_in_one_directory(
             assert_one_line(capsys.readouterr().err, "another bulletsim validate is at work in")
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"finished": true, "host_s": {}, "pace": null}', "{"])
+PROBE = {"kind": "decode", "sms": 1, "sequences": 1, "new_tokens": 1, "cached_tokens": 0, "layers": 1, "seconds": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        "{",
+        '{"finished": true, "host_s": {}, "pace": null}',
+        '{"finished": true, "host_s": {"decode": -1, "prefill": 0}, "pace": null}',
+        *(
+            json.dumps({"finished": True, "host_s": {"decode": 0, "prefill": 0}, "pace": {"probes": [PROBE | odd]}})
+            for odd in (
+                {},
+                {"profiled_s": 0.0},
+                {"profiled_s": 1.0, "seconds": math.nan},
+                {"profiled_s": 1.0, "sms": 0},
+            )
+        ),
+    ],
+)
 def test_a_damaged_real_json_names_the_remedy(tmp_path: Path, text: str) -> None:
     (tmp_path / "real.json").write_text(text)
     with pytest.raises(ValueError, match=f"real.json.*remove {tmp_path}, and the same command serves it again"):

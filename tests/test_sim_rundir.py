@@ -14,7 +14,7 @@ from sim.columns import Columns, category_column, text_column, write_columns, wr
 from sim.config import RunConfig, checked, load_config
 from sim.metrics import Metrics, summarise
 from sim.records import STATES, RunResult
-from sim.rundir import check_target, load_run, replacing, write_run
+from sim.rundir import check_target, holds_whole_run, load_run, replacing, write_run
 from sim.simulate import prepare, simulate
 
 
@@ -308,3 +308,12 @@ def test_categories_are_numbered_by_their_first_rows(tmp_path: Path) -> None:
     assert (found.tolist(), order) == ([0, 1, 0], ("c", "a"))
     with pytest.raises(ValueError, match="column x: of type large_string; wanted: numbers"):
         Columns(path).floats("x")
+
+
+@pytest.mark.parametrize(
+    ("summary", "whole"), [("{}", True), ('{"interrupted_s": 1.0}', False), ("{", False), ("3", False), (None, False)]
+)
+def test_a_whole_run_has_a_sound_summary(tmp_path: Path, summary: str | None, whole: bool) -> None:
+    if summary is not None:
+        (tmp_path / "summary.json").write_text(summary)
+    assert holds_whole_run(tmp_path) is whole
