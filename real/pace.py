@@ -142,28 +142,29 @@ def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], l
 
 def _repeats(probes: Sequence[Probe]) -> int:
     turn_s = sum(probe.profiled_s for probe in probes)
-    return REPEATS if not turn_s else min(REPEATS, max(1, int((SESSION_S - turn_s) / (2 * turn_s))))
+    # The warm-up is one; in a turn each comes three times over.
+    return REPEATS if not turn_s else min(REPEATS, max(1, int((SESSION_S - turn_s) / (3 * turn_s))))
 
 
 def _in_a_pass(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
-    """Seconds of a probe as of a step that follows another like it: as many of the model's next layers run before it.
+    """Seconds of a probe as of a step that follows another like it: before it run the same layers and as many more.
 
     In a pass the weights of a layer have been driven from the caches by all others'; those of the same few layers over
     and over have not. The lane is at work until then, and not woken after others had its cores. And the host's work
     takes a core and caches from a CPU's lanes, whose threads sleep meanwhile.
     """
-    _run(lanes, place, probe, probe.layers, min(2 * probe.layers, layers))
+    _run(lanes, place, probe, min(2 * probe.layers, layers))
     end_s = perf_counter() + host_s
     while perf_counter() < end_s:
         pass
     return _run(lanes, place, probe)
 
 
-def _run(lanes: Lanes, place: tuple[int, str], probe: Probe, first: int = 0, last: int | None = None) -> float:
-    """Seconds of layers ``first`` to before ``last``, of the probe's own by default."""
+def _run(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int | None = None) -> float:
+    """Seconds of the first ``layers``, of as many as the probe has by default."""
     sequences = tuple(Sequenced(slot, probe.new_tokens, probe.cached_tokens) for slot in range(probe.sequences))
-    tokens = (1,) * (0 if first else probe.sequences * probe.new_tokens)
-    lanes.submit(Job(-1, *place, probe.sms, Batch(sequences, tokens, first, probe.layers if last is None else last)))
+    tokens = (1,) * (probe.sequences * probe.new_tokens)
+    lanes.submit(Job(-1, *place, probe.sms, Batch(sequences, tokens, 0, layers or probe.layers)))
     done = lanes.wait(TIMEOUT_S)
     if done is None:
         raise DeviceError(f"layers that took {probe.profiled_s:.3g} s when profiled took over {TIMEOUT_S:g} s")

@@ -95,13 +95,13 @@ def test_pace_is_the_mean_over_layers_run_again() -> None:
     assert isinstance(first, Batch)
     assert isinstance(before, Batch)
     assert (first.sequences, len(first.tokens), first.first, first.last) == ((Sequenced(0, 64, 448),), 64, 0, 2)
-    assert (before.sequences, before.tokens, before.first, before.last) == (first.sequences, (), 2, 4)
+    assert before == first._replace(last=4), "a lane goes on with its last batch alone, so from the first layer on"
     last = lanes.jobs[-1].task
     assert isinstance(last, Batch)
     assert last.sequences == (Sequenced(0, 1, 101),)
 
 
-@pytest.mark.parametrize(("seconds", "repeats"), [(1e-3, 5), (0.2, 4), (0.4, 2), (3.0, 1)])
+@pytest.mark.parametrize(("seconds", "repeats"), [(1e-3, 5), (0.14, 4), (0.19, 3), (0.4, 1), (3.0, 1)])
 def test_layers_are_repeated_as_often_as_two_seconds_allow(seconds: float, repeats: int) -> None:
     """Of the repeats the median counts."""
     lanes = Timed({("prefill", 4): [seconds, *[99.0, seconds] * (repeats - 1), 99.0, (repeats == 1) * seconds or 55.0]})
@@ -109,7 +109,7 @@ def test_layers_are_repeated_as_often_as_two_seconds_allow(seconds: float, repea
     assert len(lanes.jobs) == 1 + 2 * repeats
     before = lanes.jobs[-2].task
     assert isinstance(before, Batch)
-    assert (before.first, before.last) == (2, 3), "no more than there are"
+    assert (before.first, before.last) == (0, 3), "no more than there are"
     if repeats > 2:
         assert dict(found.by_sms("prefill")) == pytest.approx({4: 1.0})
 
