@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from profiler.roofline import roofline
 from profiler.specs import DeviceSpec, ModelSpec
 from sim.between import BetweenSteps
 from sim.config import LatencySettings, RunConfig
+from traces import hashing
 
 ROOFLINE = "roofline"
 FITTED = "fitted"
@@ -113,17 +113,15 @@ def stamped(latency: LatencySettings) -> LatencySettings:
     """The settings with the hash of the model file that they name, if they name one."""
     if latency.model in (None, ROOFLINE, FITTED):
         return latency
-    return latency.model_copy(update={"model_sha256": _sha256(latency.model)})
+    return latency.model_copy(update={"model_sha256": hashing.sha256(Path(latency.model))})
 
 
 def _check_unchanged(source: str, sha256: str | None) -> None:
-    if sha256 is not None and Path(source).is_file() and _sha256(source) != sha256:
+    if sha256 is None or not Path(source).is_file():
+        return
+    found = hashing.sha256(Path(source))
+    if found != sha256:
         raise ValueError(
-            f"{source} is not the latency model these settings were made with (SHA-256 {_sha256(source)}, expected "
-            f"{sha256}); give that model, or remove latency.model_sha256"
+            f"{source} is not the latency model these settings were made with (SHA-256 {found}, expected {sha256}); "
+            f"give that model, or remove latency.model_sha256"
         )
-
-
-def _sha256(path: str) -> str:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
