@@ -21,7 +21,16 @@ CONTENT = b"prompt_tokens,output_tokens\n5,6\n"
 
 class Quiet(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
-        """A folder's files, but for short.csv: its connection breaks off."""
+        """A folder's files, but for short.csv, whose connection breaks off, odd.csv and rude.csv."""
+        if self.path == "/odd.csv":
+            self.send_response(302)
+            self.send_header("Location", f"http://{'a' * 70}.invalid/")
+            self.end_headers()
+            return
+        if self.path == "/rude.csv":
+            self.send_response(404, "\x1b[31m" + 100 * "no")
+            self.end_headers()
+            return
         if self.path != "/short.csv":
             super().do_GET()
             return
@@ -47,8 +56,10 @@ def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setitem(CATALOGUE, name, entry)
     unchecked = PublicTrace(name="unchecked", url="http://127.0.0.1:9/good.csv", about="", licence="")
     monkeypatch.setitem(CATALOGUE, "unchecked", unchecked)
-    short = PublicTrace(name="short", url="http://127.0.0.1:9/short.csv", about="", licence="")
-    monkeypatch.setitem(CATALOGUE, "short", short)
+    (served / "empty.csv").write_bytes(b"")
+    for name in ("short", "odd", "rude", "empty"):
+        entry = PublicTrace(name=name, url=f"http://127.0.0.1:9/{name}.csv", about="", licence="")
+        monkeypatch.setitem(CATALOGUE, name, entry)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(served)))
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -81,6 +92,9 @@ def test_a_changed_cache_file_is_fetched_again(mirror: str, tmp_path: Path) -> N
         ("changed", "is not the file known by SHA-256"),
         ("gone", "cannot fetch http.*gone.csv.*404"),
         ("short", "cannot fetch http.*short.csv"),
+        ("odd", r"cannot fetch http.*odd.csv \(no address\)"),
+        ("rude", r"cannot fetch http.*rude.csv \(HTTP 404 \[31m(no){28}\)"),
+        ("empty", r"cannot fetch http.*empty.csv \(an empty answer\)"),
     ],
 )
 def test_a_wrong_or_missing_file_is_refused_and_nothing_kept(

@@ -6,6 +6,7 @@ where it is not, the hash of what came is reported and nothing vouches for it.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ _AZURE_2023 = f"{_GITHUB}/Azure/AzurePublicDataset/790921015d50dd6aae7f7e47f39ba
 _AZURE_2024 = "https://github.com/Azure/AzurePublicDataset/releases/download/dataset-llm-2024"
 _BURSTGPT = "https://github.com/HPMLL/BurstGPT/releases/download/v2.0"
 _TIMEOUT_S = 60.0
+_REASON = 60
+"""Characters of what a server says of an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,25 +215,33 @@ def fetch(
 def _download(progress: Callable[[int], None] | None, url: str, target: str, pooch: object) -> None:
     """What pooch calls to bring ``url`` to the temporary file ``target``.
 
-    Its own downloader leaves the connection of a refused request open.
+    Its own downloader leaves the connection of a refused request open. Raises OSError for whatever goes wrong.
     """
     import requests
 
     done = 0
-    with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, Path(target).open("wb") as file:
-        response.raise_for_status()
-        for chunk in response.iter_content(chunk_size=1 << 16):
-            file.write(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done)
+    try:
+        with requests.get(url, stream=True, timeout=_TIMEOUT_S) as response, Path(target).open("wb") as file:
+            response.raise_for_status()
+            for chunk in response.iter_content(chunk_size=1 << 16):
+                file.write(chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(done)
+    except ValueError as error:
+        # Addresses that what requests is made of cannot read, also such as the server redirects to.
+        raise error if isinstance(error, OSError) else OSError(errno.EINVAL, "no address") from None
+    if not done:
+        raise OSError(errno.ENODATA, "an empty answer")
 
 
 def _reason(error: OSError) -> str:
     """A few words: what requests says of a failed connection fills lines."""
     response = getattr(error, "response", None)
     if response is not None:
-        return f"HTTP {response.status_code} {response.reason}"
+        # Words of the server's own, which may be anything.
+        words = "".join(filter(str.isprintable, response.reason or ""))
+        return f"HTTP {response.status_code} {words[:_REASON]}".rstrip()
     return error.strerror or type(error).__name__
 
 
