@@ -12,7 +12,7 @@ from profiler.specs import DeviceSpec, ModelSpec
 from real.hosttime import OutsideTime
 from real.pace import KINDS, Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
-from sim.config import LatencySettings, PaceSettings, PolicySettings, RunConfig
+from sim.config import LatencySettings, PaceSettings, PolicySettings, RunConfig, checked
 from sim.sweep_spec import PolicyEntry
 
 SHARES = 8
@@ -80,7 +80,7 @@ class Setting:
         """The pace of the latency model of all runs."""
         products = pace.products(fitted(self.plan.model, self.calibration))
         of_kinds = {kind: pace.by_sms(kind) for kind in KINDS}
-        return PaceSettings.model_validate({**of_kinds, "products": products.document()})
+        return checked(PaceSettings, {**of_kinds, "products": products.document()}, "pace of the real runs")
 
     def config(
         self, who: Contestant, rate: float | None, host: OutsideTime, pace: PaceSettings | None = None

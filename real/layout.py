@@ -11,6 +11,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from profiler.modelfile import MOST_SEQUENCES
 from real.comparison import FACTS
 from real.plan import Plan, policy_label, rate_label
 from real.serving import ANSWERS, recover
@@ -128,8 +129,8 @@ Said = TypeVar("Said", bound=BaseModel)
 
 
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-HostSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=1e-9, le=3600, allow_inf_nan=False)]
+HostSeconds = Annotated[float, Field(ge=0, le=60, allow_inf_nan=False)]
 
 
 class Host(BaseModel):
@@ -144,7 +145,7 @@ class ProbeRow(BaseModel):
 
     kind: Literal["prefill", "decode"]
     sms: Count
-    sequences: Count
+    sequences: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)]
     new_tokens: Count
     cached_tokens: Annotated[int, Field(ge=0)]
     layers: Count
