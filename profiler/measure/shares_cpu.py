@@ -67,15 +67,14 @@ class CpuDevice:
         self.settings = {**machine(), "last_level_cache_bytes": self.cache_bytes}
 
     def measure(self, group: Group, repeats: int) -> Iterator[Sample]:
-        try:
-            if group.target.kernel.startswith("host_"):
-                yield from (self._host(group.target, variant, repeats) for variant in group.variants)
-            else:
-                yield from self._in_turns(group, repeats)
-        finally:
-            for worker in self.workers.values():
-                if worker.process.is_alive():
-                    worker.ask("drop")
+        if group.target.kernel.startswith("host_"):
+            yield from (self._host(group.target, variant, repeats) for variant in group.variants)
+        else:
+            yield from self._in_turns(group, repeats)
+        # Not where Ctrl-C ends it: a process that has still to answer would be taken at its word for another question.
+        for worker in self.workers.values():
+            if worker.process.is_alive():
+                worker.ask("drop")
 
     def close(self) -> None:
         for worker in self.workers.values():
