@@ -114,7 +114,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     # Nothing here uses a plugin of pydantic, and to find that there is none it reads what every package installed says.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # Modules and tables stay: looking among them for cycles every 700 objects is a fifteenth of a command's start.
+    # Modules and tables stay: looking among them for cycles every 700 objects, Python's default, is lost on a start.
     gc.set_threshold(NEW_OBJECTS)
     if os.environ.get(completion.VARIABLE) == completion.BASH:
         completion.in_bash(lambda: run([]))
