@@ -145,7 +145,10 @@ class LaneView(Protocol):
 
 
 class Observation(NamedTuple):
-    """A finished step: what was predicted when it was launched and how long it took."""
+    """A finished step: what was predicted when it was launched, how long it took, and when it ended.
+
+    No two are equal: a lane has one step at a time.
+    """
 
     lane: str
     work: Work
@@ -154,6 +157,7 @@ class Observation(NamedTuple):
     beside_sms: int
     predicted_s: float
     measured_s: float
+    finish_s: float
 
 
 class Outcome(NamedTuple):

@@ -47,7 +47,7 @@ class Alphas(NamedTuple):
 def errors_since(
     observed: Sequence[Observation], latest: Observation | None
 ) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
-    """Measured over predicted seconds of the steps after the newest that equals ``latest``, and the newest of all.
+    """Measured over predicted seconds of the steps after ``latest``, and the newest of all.
 
     From the newest to the oldest, steps of one kind that follow each other: whether they prefill, and the error of
     each, the oldest first. What has a method of this name answers without an Observation for each.

@@ -377,7 +377,7 @@ class ServingLoop:
             launch
         )
         predicted_s += delay_s
-        seen = (step.lane, work, step.sms, beside, beside_sms, predicted_s, end_s - start_s)
+        seen = (step.lane, work, step.sms, beside, beside_sms, predicted_s, end_s - start_s, end_s)
         instance.observed.add(new(Observation, seen))
         row = (waiting, free_blocks, source)
         self._tally.ran(step.lane, work, start_s, end_s, instance.index, step.sms, predicted_s, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import sub, truediv
@@ -34,8 +35,8 @@ class CoastedSteps(NamedTuple):
         """One step."""
         lane, sms, decodes, overlap, contexts, predicted_s, times_s = self
         work = new(Work, ((), decodes, contexts[place], None, True, 0, overlap))
-        measured_s = times_s[place + 1] - times_s[place]
-        return new(Observation, (lane, work, sms, None, 0, predicted_s[place], measured_s))
+        finish_s = times_s[place + 1]
+        return new(Observation, (lane, work, sms, None, 0, predicted_s[place], finish_s - times_s[place], finish_s))
 
     def observations(self) -> list[Observation]:
         """Each step, no more than are kept."""
@@ -47,16 +48,14 @@ def _errors_since(coasted: CoastedSteps, latest: Observation | None, most: int) 
     """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``; and whether
     ``latest`` is one of them."""
     # A function: compiled, a named tuple's methods are called as slowly as Python's own.
-    _, _, _, _, contexts, predicted_s, times_s = coasted
-    steps = len(contexts)
-    first, met = max(0, steps - most), False
-    measured_s = list(map(sub, times_s[first + 1 : steps + 1], times_s[first:steps]))
-    # A number first: mostly it is none of these.
-    if latest is not None and latest[6] in measured_s:
-        for place in range(steps - 1, first - 1, -1):
-            if measured_s[place - first] == latest[6] and coasted.observation(place) == latest:
-                measured_s, first, met = measured_s[place + 1 - first :], place + 1, True
-                break
+    lane, _, _, _, contexts, predicted_s, times_s = coasted
+    steps, met = len(contexts), False
+    first = max(0, steps - most)
+    if latest is not None and latest[0] == lane:
+        ended = bisect_right(times_s, latest[7], first, steps + 1) - 1
+        if ended > first and times_s[ended] == latest[7]:
+            first, met = ended, True
+    measured_s = map(sub, times_s[first + 1 : steps + 1], times_s[first:steps])
     return list(map(truediv, measured_s, predicted_s[first:steps])), met
 
 
@@ -79,7 +78,7 @@ class ObservedSteps(Sequence[Observation]):
         if not kept:
             return latest, []
         newest: Observation | None = None
-        last_s, left = -1.0 if latest is None else latest[6], OBSERVED_STEPS
+        last_s, left = -1.0 if latest is None else latest[7], OBSERVED_STEPS
         found: list[tuple[bool, list[float]]] = []
         for item in reversed(kept):
             if isinstance(item, CoastedSteps):
@@ -89,7 +88,7 @@ class ObservedSteps(Sequence[Observation]):
                     found.append((False, errors))
                 left -= len(errors)
             else:
-                met = item[6] == last_s and item == latest
+                met = item[7] == last_s and item == latest
                 if not met:
                     newest = newest or item
                     found.append((bool(item[1][0]), [item[6] / item[5]]))

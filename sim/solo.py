@@ -140,7 +140,8 @@ class Solo:
             self._effects.decoded(instance, instance.cohort.finish_step(end_s))
         if step.prefill:
             self._effects.prefilled(instance, lane, step.prefill, work, end_s)
-        instance.observed.add(new(Observation, (step.lane, work, sms, None, 0, predicted[0], end_s - start_s)))
+        seen = (step.lane, work, sms, None, 0, predicted[0], end_s - start_s, end_s)
+        instance.observed.add(new(Observation, seen))
         self._tally.ran(step.lane, work, start_s, end_s, instance.index, sms, predicted[0], row)
         if self._check is not None:
             self._check()

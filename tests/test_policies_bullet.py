@@ -327,27 +327,27 @@ def test_fewest_is_what_a_scan_finds(lowest: int, span: int, step: int, threshol
     assert fewest(lowest, highest, step, lambda value: value >= threshold, guess) == expected
 
 
-def observation(measured_s: float, predicted_s: float = 1.0, *, prefill: bool = False) -> Observation:
+def observation(finish_s: float, measured_s: float, *, prefill: bool = False) -> Observation:
     work = Work(prefill=((10, 0),)) if prefill else Work(decode_requests=1, decode_context_tokens=1)
-    return Observation("lane", work, 10, None, 0, predicted_s, measured_s)
+    return Observation("lane", work, 10, None, 0, 1.0, measured_s, finish_s)
 
 
 def test_alphas_count_each_finished_step_once():
-    """By hand: 1 + w (1.5 - 1), then + w (2 - that), each phase by itself."""
-    first = [observation(1.5), observation(3.0, prefill=True)]
+    """By hand: 1 + w (1.5 - 1), then + w (2 - that), each phase by itself; also of steps that took equally long."""
+    first = [observation(1.0, 1.5), observation(2.0, 3.0, prefill=True)]
     once = UNCORRECTED.after(first)
     assert once[:2] == (1 + 2 * WEIGHT, 1 + 0.5 * WEIGHT)
     assert once.after(first) is once
-    more = [*first, observation(2.0)]
-    expected = once.decode + WEIGHT * (2.0 - once.decode)
-    assert once.after(more) == Alphas(once.prefill, expected, more[-1])
+    more = [*first, observation(3.0, 2.0), observation(4.0, 3.0, prefill=True)]
+    prefill, decode = once.prefill + WEIGHT * (3.0 - once.prefill), once.decode + WEIGHT * (2.0 - once.decode)
+    assert once.after(more) == Alphas(prefill, decode, more[-1])
 
 
 def test_an_estimator_that_is_wrong_by_a_factor_is_corrected():
     """Steps take twice as long as predicted: 0.3 s need 7 SMs instead of 4, once alpha is near 2."""
     queue = held(*(Held(index=i, prompt_tokens=500) for i in range(3)))
     view = FakeView(slo=SLO(ttft_s=100, tpot_s=0.3), waiting=queue, decoding=decoding())
-    view.observed = [observation(2.0 + i * 1e-6) for i in range(400)]
+    view.observed = [observation(2.0 * i, 2.0) for i in range(1, 401)]
     assert decide(view)[DECODE] == (7, "decode")
     blind = Bullet(layers_per_step=1, pause_decode=False, recalibrate=False)
     assert decide(view, blind)[DECODE] == (4, "decode")

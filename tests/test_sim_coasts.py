@@ -159,14 +159,19 @@ def test_of_a_long_coast_the_last_steps_are_observed():
 @given(st.lists(st.integers(0, 90), max_size=8), st.integers(0, 2**30))
 def test_errors_are_those_of_the_observations(lengths: list[int], seed: int):
     """Whatever was counted last, nothing included: coasts of so many steps, or a prefill for 0; few distinct times."""
-    draw, observed = random.Random(seed), ObservedSteps()
+    draw, observed, now_s = random.Random(seed), ObservedSteps(), 1.0
     for steps in lengths:
         if steps:
-            times_s = list(accumulate(draw.choices((0.25, 0.5), k=steps), initial=1.0))
+            times_s = list(accumulate(draw.choices((0.25, 0.5), k=steps), initial=now_s))
             predicted_s = draw.choices((0.25, 0.75), k=steps)
             observed.add(CoastedSteps("decode", 10, 1, None, range(5, 5 + steps), predicted_s, times_s))
+            now_s = times_s[-1]
         else:
-            observed.add(Observation("prefill", Work(((10, 0),)), 10, None, 0, 0.5, draw.choice((0.25, 0.5))))
+            # As a prefill beside the decode steps that follow may end: no later than they began, or amid them.
+            took_s = draw.choice((0.25, 0.5))
+            observed.add(
+                Observation("prefill", Work(((10, 0),)), 10, None, 0, 0.5, took_s, now_s + draw.choice((0, 0.5)))
+            )
     listed = list(observed)
     for latest in (None, *draw.choices(listed, k=min(3, len(listed)))):
         newest, runs = errors_since(observed, latest)
