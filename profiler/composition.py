@@ -15,7 +15,7 @@ Points = Sequence[Sequence[float]]
 
 
 class LayerCosts(NamedTuple):
-    """Layers on n SMs take the sum of their kernels times a factor, and some seconds for each layer.
+    """Launches on n SMs take the sum of their kernels times a factor, and some seconds for each layer.
 
     A kernel that follows another finds other data in the caches and its threads asleep, which the same kernel timed
     over and over does not: a cost of each, whatever its size. What grows with their size is in the factors, ``prefill``
@@ -33,6 +33,10 @@ class LayerCosts(NamedTuple):
         return [
             (_at(self.seconds, at, 0.0), _at(self.prefill, at, 1.0), _at(self.decode, at, 1.0)) for at in range(sms + 1)
         ]
+
+    def of_decode(self, shares: Iterable[int]) -> list[float]:
+        """The factor on launches that only decode, on each of these shares."""
+        return [_at(self.decode, sms, 1.0) for sms in shares]
 
     def at_pace(self, prefill: Curve, decode: Curve) -> LayerCosts:
         """The costs on a device that takes so many times as long, for launches that prefill and for others.
@@ -63,9 +67,9 @@ class LayerCosts(NamedTuple):
 class ProductFactors(NamedTuple):
     """How many times as long products take in a layer as the same products alone, over and over: by SMs, then by rows.
 
-    ``by_sms``: (SMs, ((rows, factor), ...)), both ascending. Rows are the tokens of a launch, of the LM head its
-    sequences. Between rows the factor is linear in their logarithm, between shares its logarithm in that of SMs; beyond
-    the ends it stays. 1 where there are none.
+    ``by_sms``: (SMs, ((rows, factor), ...)), both ascending. Rows are the tokens of a launch. Between rows the
+    factor is linear in their logarithm, between shares its logarithm in that of SMs; beyond the ends it stays. 1 where
+    there are none.
     """
 
     by_sms: tuple[tuple[int, Curve], ...] = ()

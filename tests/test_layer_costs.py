@@ -11,10 +11,10 @@ import pytest
 
 from profiler import FittedModel, Work
 from profiler.composition import AS_ALONE, NOTHING, LayerCosts, ProductFactors
-from profiler.devicecalibration import DeviceCalibration, built_in
+from profiler.devicecalibration import Composition, DeviceCalibration, built_in
 from profiler.everyshare import sums
 from profiler.fittedmodel import fitted
-from profiler.kernels import Shard
+from profiler.kernels import OUTSIDE_LAYERS, Shard
 from profiler.layerfit import LARGEST_FACTOR, Timed, layer_costs, product_factors, work_of
 from profiler.profile import Profile
 from profiler.shardcalibration import ShardCalibration
@@ -172,14 +172,44 @@ def test_products_take_their_factor_and_nothing_else_does() -> None:
     work = Work((), 32, 3000)
     for sms, factor in ((72, 1.25), (132, 1.05)):
         for part, before in zip(model.breakdown(work, sms), plain.breakdown(work, sms), strict=True):
-            # The LM head too, whose rows are the sequences: as many here.
-            expected = factor if part.kernel.op == "gemm" else 1.0
+            expected = factor if part.kernel.op == "gemm" and part.kernel.name != "lm_head" else 1.0
             assert part.seconds == pytest.approx(expected * before.seconds, rel=1e-12)
             assert part.source == before.source
     assert fitted(TINY, measured().with_products(AS_ALONE)) == plain
     assert plain != model
     rows = {knot for knot in ShardCalibration(measured().with_products(FACTORS)).token_knots() if knot < 65}
     assert FACTORS.rows() < rows
+
+
+def test_what_is_in_no_layer_takes_what_it_takes_alone() -> None:
+    """Once a pass: launches with the head less the same layers without it. What was measured on the whole device alone
+    scales by the formula, and knows the factor there."""
+    curve = ((72, 2.0), (132, 1.5))
+    composition = Composition(LayerCosts(((72, 1e-5),), curve, curve), "measured", FACTORS)
+    plain, model = tiny(), fitted(TINY, replace(measured(), composition=composition))
+    launches = (Work((), 3, 900), Work((), 4, 900, layers=2, head=True), Work(((64, 0), (7, 3)), layers=2, head=True))
+    for work in (*launches, Work(((64, 0),), 5, 700)):
+        layers = work._replace(layers=work.layers or TINY.layers, head=False)
+        for sms in (72, 132):
+            once_s = model.device_seconds(work, sms) - model.device_seconds(layers, sms)
+            parts = {part.kernel.name: part for part in plain.breakdown(work, sms)}
+            alone_s = sum(
+                part.seconds * (1 if len(part.kernel.alphas) == 2 else dict(curve)[sms] / 1.5)
+                for name, part in parts.items()
+                if name in OUTSIDE_LAYERS
+            )
+            assert len(parts["lm_head"].kernel.alphas) == 2
+            assert once_s == pytest.approx(alone_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+def test_a_pass_is_its_layers_and_what_is_outside_them(tensor_parallel: int) -> None:
+    shard = Shard(TINY, measured().device, tensor_parallel)
+    whole, inside = (
+        {kernel.name for kernel in shard.kernels(Work(((64, 0),), 1, 9, layers=1, head=head))} for head in (True, False)
+    )
+    assert whole - inside == {name for name in OUTSIDE_LAYERS if name in whole}
+    assert whole - inside == OUTSIDE_LAYERS or tensor_parallel == 1
 
 
 @pytest.mark.parametrize("device", ["H100, measured on shares", "RTX-4090"])
