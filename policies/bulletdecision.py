@@ -12,6 +12,7 @@ from policies.api import Chunk, Decision, LaneView, Step, View
 from policies.bulletplan import PlanSettings, PrefillPlan, plan_prefill
 from policies.bulletsplit import DecodeClock, SplitSettings, State, first_state, split
 from policies.phases import DECODE, PREFILL, decode_step, room, whole_steps
+from policies.recalibration import refreshed
 
 new: Final = tuple.__new__
 """For what each decision makes: their own constructors take three times as long."""
@@ -50,7 +51,7 @@ def decide(settings: Settings, view: View) -> Decision:
     elif decode.busy and prefill.batch and not prefill.busy:
         return new(Decision, ((_next_group(settings, view, prefill, decode, before),), before))
     if settings.recalibrate:
-        alphas = before.alphas.after(view.observed)
+        alphas = refreshed(before.alphas, view.observed)
         if alphas is not before.alphas:
             before = new(State, (*before[:-1], alphas))
     relief = room(view)

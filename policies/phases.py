@@ -8,7 +8,8 @@ from policies.admission import Relief, relieve
 from policies.api import RequestProgress, Step, View
 from profiler.work import Work
 
-PREFILL, DECODE = "prefill", "decode"
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
 
 new: Final = tuple.__new__
 """For what each decision makes: their own constructors take three times as long."""

@@ -13,6 +13,7 @@ from policies.api import Observation
 WEIGHT: Final = 1 / 32
 """Of one step in the running mean: a layer group or decode step says little, and a device changes within seconds."""
 
+new: Final = tuple.__new__
 
 OwnErrors = Callable[[Observation | None], tuple[Observation | None, list[tuple[bool, list[float]]]]]
 
@@ -28,20 +29,21 @@ class Alphas(NamedTuple):
     decode: float = 1.0
     latest: Observation | None = None
 
-    def after(self, observed: Sequence[Observation]) -> Alphas:
-        """With the steps that have finished since; the same where there is none."""
-        prefill, decode, latest = self
-        newest, fresh = errors_since(observed, latest)
-        if not fresh:
-            return self
-        for prefills, errors in reversed(fresh):
-            if prefills:
-                for error in errors:
-                    prefill += WEIGHT * (error - prefill)
-            else:
-                for error in errors:
-                    decode += WEIGHT * (error - decode)
-        return tuple.__new__(Alphas, (prefill, decode, newest))
+
+def refreshed(alphas: Alphas, observed: Sequence[Observation]) -> Alphas:
+    """With the steps that have finished since; the same where there is none."""
+    prefill, decode, latest = alphas
+    newest, fresh = errors_since(observed, latest)
+    if not fresh:
+        return alphas
+    for prefills, errors in reversed(fresh):
+        if prefills:
+            for error in errors:
+                prefill += WEIGHT * (error - prefill)
+        else:
+            for error in errors:
+                decode += WEIGHT * (error - decode)
+    return new(Alphas, (prefill, decode, newest))
 
 
 def errors_since(

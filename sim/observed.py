@@ -6,14 +6,14 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from operator import sub, truediv
-from typing import NamedTuple, overload
+from typing import Final, NamedTuple, overload
 
 from policies.api import Observation
 from profiler.work import Overlap, Work
 
-OBSERVED_STEPS = 64
+OBSERVED_STEPS: Final = 64
 
-new = tuple.__new__
+new: Final = tuple.__new__
 """For what is made by the dozen: their own constructors take three times as long."""
 
 
@@ -31,23 +31,29 @@ class CoastedSteps(NamedTuple):
     predicted_s: list[float]
     times_s: list[float]
 
-    def observation(self, place: int) -> Observation:
-        """One step."""
-        lane, sms, decodes, overlap, contexts, predicted_s, times_s = self
-        work = new(Work, ((), decodes, contexts[place], None, True, 0, overlap))
-        finish_s = times_s[place + 1]
-        return new(Observation, (lane, work, sms, None, 0, predicted_s[place], finish_s - times_s[place], finish_s))
 
-    def observations(self) -> list[Observation]:
-        """Each step, no more than are kept."""
-        steps = len(self.contexts)
-        return [self.observation(place) for place in range(max(0, steps - OBSERVED_STEPS), steps)]
+Item = Observation | CoastedSteps
+"""A finished step, or some one after another."""
+
+
+# Functions: compiled, a named tuple's methods are called as slowly as Python's own.
+def _observation(coasted: CoastedSteps, place: int) -> Observation:
+    """One step."""
+    lane, sms, decodes, overlap, contexts, predicted_s, times_s = coasted
+    work = new(Work, ((), decodes, contexts[place], None, True, 0, overlap))
+    finish_s = times_s[place + 1]
+    return new(Observation, (lane, work, sms, None, 0, predicted_s[place], finish_s - times_s[place], finish_s))
+
+
+def _observations(coasted: CoastedSteps) -> list[Observation]:
+    """Each step, no more than are kept."""
+    steps = len(coasted.contexts)
+    return [_observation(coasted, place) for place in range(max(0, steps - OBSERVED_STEPS), steps)]
 
 
 def _errors_since(coasted: CoastedSteps, latest: Observation | None, most: int) -> tuple[list[float], bool]:
     """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``; and whether
     ``latest`` is one of them."""
-    # A function: compiled, a named tuple's methods are called as slowly as Python's own.
     lane, _, _, _, contexts, predicted_s, times_s = coasted
     steps, met = len(contexts), False
     first = max(0, steps - most)
@@ -60,31 +66,36 @@ def _errors_since(coasted: CoastedSteps, latest: Observation | None, most: int) 
 
 
 class ObservedSteps(Sequence[Observation]):
-    """The last finished steps, oldest first; what coasts have done becomes Observations only when somebody looks."""
+    """The last finished steps, oldest first; what coasts have done becomes Observations only when somebody looks.
 
-    __slots__ = ("_finished", "_kept", "_unlisted", "_unseen", "add")
+    ``_counted`` is the item that ends with the step ``_newest``, the last one that ``errors_since`` has counted.
+    """
+
+    __slots__ = ("_counted", "_finished", "_items", "_last_listed", "_newest", "add")
 
     def __init__(self) -> None:
         # Each item is one step or more, so that the last steps are always among them.
-        self._unseen: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
-        self._kept: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
-        self._unlisted: deque[Observation | CoastedSteps] = deque(maxlen=OBSERVED_STEPS)
+        self._items: deque[Item] = deque(maxlen=OBSERVED_STEPS)
         self._finished: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
-        self.add = self._unseen.append
+        self._last_listed: Item | None = None
+        self._counted: Item | None = None
+        self._newest: Observation | None = None
+        self.add = self._items.append
 
     def errors_since(self, latest: Observation | None) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
         """See :func:`policies.recalibration.errors_since`: nothing becomes an Observation but the newest step."""
-        kept = self._see()
-        if not kept:
-            return latest, []
+        # Who counts goes on from the newest step that it was told of, and nothing up to there is looked at again.
+        counted = self._counted if latest is self._newest else None
         newest: Observation | None = None
         last_s, left = -1.0 if latest is None else latest[7], OBSERVED_STEPS
         found: list[tuple[bool, list[float]]] = []
-        for item in reversed(kept):
+        for item in reversed(self._items):
+            if item is counted:
+                break
             if isinstance(item, CoastedSteps):
                 errors, met = _errors_since(item, latest, left)
                 if errors:
-                    newest = newest or item.observation(len(item[4]) - 1)
+                    newest = newest or _observation(item, len(item[4]) - 1)
                     found.append((False, errors))
                 left -= len(errors)
             else:
@@ -95,28 +106,24 @@ class ObservedSteps(Sequence[Observation]):
                     left -= 1
             if met or not left:
                 break
+        if newest is not None:
+            self._newest, self._counted = newest, self._items[-1]
         return newest or latest, found
 
-    def _see(self) -> deque[Observation | CoastedSteps]:
-        """The last items."""
-        unseen, kept = self._unseen, self._kept
-        if unseen:
-            kept.extend(unseen)
-            self._unlisted.extend(unseen)
-            unseen.clear()
-        return kept
-
     def _listed(self) -> deque[Observation]:
-        self._see()
-        finished, unlisted = self._finished, self._unlisted
-        if unlisted:
-            for item in unlisted:
+        last, fresh = self._last_listed, []
+        for item in reversed(self._items):
+            if item is last:
+                break
+            fresh.append(item)
+        if fresh:
+            self._last_listed = fresh[0]
+            for item in reversed(fresh):
                 if isinstance(item, Observation):
-                    finished.append(item)
+                    self._finished.append(item)
                 else:
-                    finished.extend(item.observations())
-            unlisted.clear()
-        return finished
+                    self._finished.extend(_observations(item))
+        return self._finished
 
     def __len__(self) -> int:
         return len(self._listed())
