@@ -34,9 +34,10 @@ class LayerCosts(NamedTuple):
             (_at(self.seconds, at, 0.0), _at(self.prefill, at, 1.0), _at(self.decode, at, 1.0)) for at in range(sms + 1)
         ]
 
-    def of_decode(self, shares: Iterable[int]) -> list[float]:
-        """The factor on launches that only decode, on each of these shares."""
-        return [_at(self.decode, sms, 1.0) for sms in shares]
+    def outside_layers(self, sms: int) -> list[float] | None:
+        """By SMs, 0 (unused) to ``sms``: what takes the factor of launches that only decode out of a time again, for
+        kernels that are in no layer. None where there is none."""
+        return [1 / _at(self.decode, at, 1.0) for at in range(sms + 1)] if self.decode else None
 
     def at_pace(self, prefill: Curve, decode: Curve) -> LayerCosts:
         """The costs on a device that takes so many times as long, for launches that prefill and for others.

@@ -55,7 +55,7 @@ def beforehand(measured: DeviceCalibration, shard: Shard) -> Prepared:
     def calibrated(kernels: list[Kernel]) -> list[Kernel]:
         return [calibration.calibrated(kernel) for kernel in kernels]
 
-    return Prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration))
+    return Prepared(shard, calibration.clock, calibrated, line_knots(shard, calibration), calibration.outside_layers)
 
 
 def fitted(

@@ -25,11 +25,6 @@ ATTENTION_ROWS: Final = 128
 
 ACTIVATION_BYTES: Final = DTYPE_BYTES["bf16"]
 
-OUTSIDE_LAYERS: Final = frozenset(
-    ("embedding", "embedding_all_reduce", "final_norm", "lm_head", "logits_all_gather", "sampling")
-)
-"""Kernels of a pass that are in none of its layers, by name."""
-
 new: Final = tuple.__new__
 
 

@@ -14,7 +14,7 @@ from profiler.decodepass import KnownBatch
 from profiler.kernels import Kernel, Shard
 from profiler.kerneltime import KernelClock
 from profiler.tables import put
-from profiler.times import Sums, Times, added, between, between_sums
+from profiler.times import Sums, Times, added, between, between_sums, scaled, scaled_sums
 
 PREPARED_TOKENS, PREPARED_SEQUENCES = 8192, 256
 """Up to which sums on all shares are made together: more than most launches have."""
@@ -56,10 +56,22 @@ class Prepared:
     """Sums on all shares at many sizes, made together when they are worth it: for a tenth of what they cost one after
     another. Nothing where ``knots`` are none, or a kernel's time was measured on several shares.
 
-    All tables of one shard may have them in common, and ``batches``: decode attention by requests.
+    All tables of one shard may have them in common, and ``batches``: decode attention by requests. ``outside``: by SMs,
+    a factor on the embedding and the head.
     """
 
-    __slots__ = ("_asked", "_calibrated", "_clock", "_embeddings", "_heads", "_layers", "_shard", "_tokens", "batches")
+    __slots__ = (
+        "_asked",
+        "_calibrated",
+        "_clock",
+        "_embeddings",
+        "_heads",
+        "_layers",
+        "_outside",
+        "_shard",
+        "_tokens",
+        "batches",
+    )
 
     def __init__(
         self,
@@ -67,10 +79,12 @@ class Prepared:
         clock: KernelClock,
         calibrated: Callable[[list[Kernel]], list[Kernel]],
         knots: Sequence[int],
+        outside: list[float] | None = None,
     ) -> None:
         self._shard = shard
         self._clock = clock
         self._calibrated = calibrated
+        self._outside = outside
         self._tokens = [knot for knot in knots if knot <= PREPARED_TOKENS]
         self._asked = 0
         self._layers: dict[int, Sums] | None = None
@@ -106,7 +120,7 @@ class Prepared:
     def embeddings(self) -> dict[int, Sums]:
         """Of the embedding, at the same knots."""
         if self._embeddings is None:
-            self._embeddings = self._sums(self._shard.embedding_kernels, self._tokens)
+            self._embeddings = self._once(self._sums(self._shard.embedding_kernels, self._tokens))
         return self._embeddings
 
     def head(self, sequences: int) -> Sums | None:
@@ -114,9 +128,14 @@ class Prepared:
         found = self._heads.get(sequences)
         if found is None and self._tokens and sequences <= PREPARED_SEQUENCES:
             first = sequences - (sequences - 1) % HEADS_AT_ONCE
-            self._heads |= self._sums(self._shard.head_kernels, range(first, first + HEADS_AT_ONCE))
+            self._heads |= self._once(self._sums(self._shard.head_kernels, range(first, first + HEADS_AT_ONCE)))
             found = self._heads.get(sequences)
         return found
+
+    def _once(self, sums: dict[int, Sums]) -> dict[int, Sums]:
+        """Of what comes once a pass."""
+        outside = self._outside
+        return sums if outside is None else {size: scaled_sums(found, outside) for size, found in sums.items()}
 
     def _sums(self, made: Callable[[int], list[Kernel]], sizes: Sequence[int]) -> dict[int, Sums]:
         if not sizes or any(len(kernel.alphas) > 1 for kernel in self._calibrated(made(sizes[0]))):
@@ -131,7 +150,7 @@ class LayerTable:
     """Times and costs of one shard.
 
     ``calibrated`` gives kernels what measurements say of them; ``knots`` are the tokens between which times may be
-    taken as linear, ascending, none where they may not.
+    taken as linear, ascending, none where they may not; ``outside`` is a factor on the embedding and the head, by SMs.
 
     ``layers`` and ``embeddings`` (by tokens) and ``heads`` (by sequences) hold, by SMs, what has been asked. ``_asked``
     is the share on which each knot was asked for first, ``_affine`` what one token costs and what two do.
@@ -145,6 +164,7 @@ class LayerTable:
         "_kernels",
         "_knots",
         "_made",
+        "_outside",
         "_passes",
         "_prepared",
         "_shard",
@@ -163,6 +183,7 @@ class LayerTable:
         calibrated: Callable[[list[Kernel]], list[Kernel]],
         knots: Sequence[int],
         beforehand: Prepared | None = None,
+        outside: list[float] | None = None,
     ) -> None:
         shares = range(shard.device.sms + 1)
         self._shard = shard
@@ -170,6 +191,7 @@ class LayerTable:
         self._calibrated = calibrated
         self._knots = knots
         self._prepared = beforehand
+        self._outside = outside
         self._kernels: dict[tuple[Part, int], list[Kernel]] = {}
         self._made: dict[Part, Callable[[int], list[Kernel]]] = {
             "layer": shard.layer_kernels,
@@ -202,7 +224,7 @@ class LayerTable:
         """Final norm, LM head and sampling of so many sequences."""
         prepared = self._together()
         sums = None if prepared is None else prepared.head(rows)
-        times = self._sum_on(self._kernels_of("head", rows), sms) if sums is None else sums.on(sms)
+        times = self._once("head", rows, sms) if sums is None else sums.on(sms)
         return put(self.heads[sms], rows, times)
 
     def add_cost(self, tokens: int) -> tuple[Cost, Cost]:
@@ -293,7 +315,7 @@ class LayerTable:
 
     def _embedding(self, tokens: int, sms: int) -> Times:
         known = self.embeddings[sms]
-        return known.get(tokens) or put(known, tokens, self._sum_on(self._kernels_of("embedding", tokens), sms))
+        return known.get(tokens) or put(known, tokens, self._once("embedding", tokens, sms))
 
     def _layer(self, tokens: int, sms: int) -> Times:
         known = self.layers[sms].get(tokens)
@@ -311,6 +333,11 @@ class LayerTable:
             (sums,) = sums_of(self._clock, [kernels])
             put(self._sums, tokens, sums, MOST_SUMS)
         return put(self.layers[sms], tokens, sums.on(sms))
+
+    def _once(self, part: Part, size: int, sms: int) -> Times:
+        """A part that comes once a pass."""
+        times = self._sum_on(self._kernels_of(part, size), sms)
+        return times if self._outside is None else scaled(times, self._outside[sms])
 
     def _sum_on(self, kernels: list[Kernel], sms: int) -> Times:
         time = self._clock.time

@@ -17,7 +17,7 @@ from profiler.calibration import OpCalibration
 from profiler.decodetable import DecodeKnots
 from profiler.devicecalibration import DeviceCalibration
 from profiler.grid import Axis, Grid
-from profiler.kernels import OUTSIDE_LAYERS, Chunks, Kernel
+from profiler.kernels import Chunks, Kernel
 from profiler.kerneltime import KernelClock
 from profiler.latency import Source
 from profiler.specs import DTYPE_BYTES
@@ -48,24 +48,22 @@ class ShardCalibration:
 
     __slots__ = (
         "_clock",
-        "_costs",
         "_defaults",
-        "_device_sms",
         "_grids",
         "_in_layers",
         "_lines",
         "_mixed",
         "_ops",
         "_products",
+        "outside_layers",
     )
 
     def __init__(self, calibration: DeviceCalibration) -> None:
         unmeasured = calibration.unmeasured
         self._clock: KernelClock = calibration.clock()
         self._ops = calibration.ops
-        self._device_sms = calibration.device.sms
-        self._costs = calibration.composition.costs
         self._products = calibration.composition.products
+        self.outside_layers = calibration.composition.costs.outside_layers(calibration.device.sms)
         self._in_layers: dict[float, tuple[float, ...]] = {}
         self._defaults = {
             "gemm": (1 / unmeasured.gemm,),
@@ -89,22 +87,9 @@ class ShardCalibration:
     def alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
         """(measured alphas, source), or the assumed efficiency of its kind where its op was not measured.
 
-        Of products as they are in layers, where whole layers were measured; a kernel alone has those of its op. What
-        comes once a pass is in no layer, and stays as it was measured: it is divided by what all kernels of a launch
-        that decodes are multiplied by there. Of a launch that prefills, of which it is a small part, not exactly so.
+        Of products as they are in layers, where whole layers were measured; a kernel alone has those of its op, and so
+        has the LM head, which is in none.
         """
-        alphas, source = self._alone(kernel)
-        if kernel.name in OUTSIDE_LAYERS:
-            if not self._costs.decode:
-                return alphas, source
-            factors = tuple(1 / factor for factor in self._costs.of_decode(self._shares(kernel)))
-        elif kernel.op == "gemm" and self._products.by_sms:
-            factors = self._factors(kernel)
-        else:
-            return alphas, source
-        return tuple(map(operator.mul, alphas, factors)), source
-
-    def _alone(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
         op = self._ops.get(kernel.op)
         if op is None:
             return self._defaults[kernel.kind], kernel.source
@@ -112,20 +97,16 @@ class ShardCalibration:
             return self._prefill(op, kernel)
         if kernel.op == "attention_decode":
             return self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
-        return self._curve(op, kernel).alphas((kernel.size,))
+        alphas, source = self._curve(op, kernel).alphas((kernel.size,))
+        if kernel.op != "gemm" or kernel.name == "lm_head" or not self._products.by_sms:
+            return alphas, source
+        return tuple(map(operator.mul, alphas, self._factors(op, kernel.size))), source
 
-    def _shares(self, kernel: Kernel) -> Sequence[int]:
-        """Those that a kernel has an alpha on."""
-        op = self._ops.get(kernel.op)
-        return (self._device_sms,) if op is None else op.share_sms
-
-    def _factors(self, product: Kernel) -> tuple[float, ...]:
-        """On products of as many rows in a layer, on each of the shares that products were measured on."""
-        rows = product.size
+    def _factors(self, op: OpCalibration, rows: float) -> tuple[float, ...]:
+        """On products of so many rows in a layer, on each of the shares that products were measured on."""
         found = self._in_layers.get(rows)
         if found is None:
-            shares = self._shares(product)
-            found = put(self._in_layers, rows, tuple(self._products.at(rows, sms) for sms in shares))
+            found = put(self._in_layers, rows, tuple(self._products.at(rows, sms) for sms in op.share_sms))
         return found
 
     @property

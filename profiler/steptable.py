@@ -38,6 +38,11 @@ class Calibration(Protocol):
     def alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]: ...
 
     @property
+    def outside_layers(self) -> list[float] | None:
+        """By SMs, a factor on what is in no layer: the embedding and the head."""
+        ...
+
+    @property
     def mixes(self) -> bool:
         """Whether ``mixed_ratio`` is known."""
         ...
@@ -100,7 +105,8 @@ class StepTable:
         self._mixed_ratio = calibration.mixed_ratio if calibration is not None and calibration.mixes else None
         self.dram_bytes_per_s = shard.device.dram_bytes_per_s
         self.model_layers = shard.model.layers
-        self._layers = LayerTable(shard, clock, self._calibrated, line_knots(shard, calibration), beforehand)
+        outside = None if calibration is None else calibration.outside_layers
+        self._layers = LayerTable(shard, clock, self._calibrated, line_knots(shard, calibration), beforehand, outside)
         batches = None if beforehand is None else beforehand.batches
         self._decode = DecodeTable(shard, clock, self._calibrated, calibration, batches)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Final, NamedTuple
 
 from profiler.kerneltime import KernelTime
@@ -23,6 +24,12 @@ class Times(NamedTuple):
     dram_seconds: float
     source: Source
     link_seconds: float = 0.0
+
+
+def scaled(times: Times, factor: float) -> Times:
+    """So many times as long."""
+    seconds, dram, source, link = times
+    return Times(factor * seconds, factor * dram, source, factor * link)
 
 
 NO_TIME = Times(0.0, 0.0, "roofline")
@@ -62,6 +69,13 @@ class Sums(NamedTuple):
         """The sum on ``sms`` SMs, resting on what most of its seconds rest on."""
         link = 0.0 if self.link is None else self.link[sms]
         return new(Times, (self.seconds[sms], self.dram[sms], self.sources[sms], link))
+
+
+def scaled_sums(sums: Sums, factors: list[float]) -> Sums:
+    """:func:`scaled` on any number of SMs, by the factor there."""
+    seconds, dram, sources, link = sums
+    link = None if link is None else list(map(mul, factors, link))
+    return Sums(list(map(mul, factors, seconds)), list(map(mul, factors, dram)), sources, link)
 
 
 def between_sums(one: Sums, two: Sums, share: float, sms: int) -> Times:

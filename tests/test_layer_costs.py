@@ -14,7 +14,7 @@ from profiler.composition import AS_ALONE, NOTHING, LayerCosts, ProductFactors
 from profiler.devicecalibration import Composition, DeviceCalibration, built_in
 from profiler.everyshare import sums
 from profiler.fittedmodel import fitted
-from profiler.kernels import OUTSIDE_LAYERS, Shard
+from profiler.kernels import Shard
 from profiler.layerfit import LARGEST_FACTOR, Timed, layer_costs, product_factors, work_of
 from profiler.profile import Profile
 from profiler.shardcalibration import ShardCalibration
@@ -29,6 +29,8 @@ SHARES = (64, 132)
 LAYER_S = {64: 80e-6, 132: 30e-6}
 PREFILL = {64: 1.05, 132: 1.2}
 DECODE = {64: 1.1, 132: 1.4}
+
+OUTSIDE_LAYERS = {"embedding", "final_norm", "lm_head", "sampling"}
 
 
 def layers(model: FittedModel, host_s: float = 0.0, shapes: int = 3) -> pd.DataFrame:
@@ -181,35 +183,24 @@ def test_products_take_their_factor_and_nothing_else_does() -> None:
     assert FACTORS.rows() < rows
 
 
-def test_what_is_in_no_layer_takes_what_it_takes_alone() -> None:
-    """Once a pass: launches with the head less the same layers without it. What was measured on the whole device alone
-    scales by the formula, and knows the factor there."""
-    curve = ((72, 2.0), (132, 1.5))
+@pytest.mark.parametrize("device", ["H100, measured on shares", "RTX-4090"])
+def test_what_is_in_no_layer_takes_what_it_takes_alone(device: str) -> None:
+    """Once a pass: launches with the head less the same layers without it, before and after tables are made."""
+    base = built_in(device) or measured()
+    curve = ((72, 2.0), (base.device.sms, 1.5))
     composition = Composition(LayerCosts(((72, 1e-5),), curve, curve), "measured", FACTORS)
-    plain, model = tiny(), fitted(TINY, replace(measured(), composition=composition))
-    launches = (Work((), 3, 900), Work((), 4, 900, layers=2, head=True), Work(((64, 0), (7, 3)), layers=2, head=True))
-    for work in (*launches, Work(((64, 0),), 5, 700)):
-        layers = work._replace(layers=work.layers or TINY.layers, head=False)
-        for sms in (72, 132):
-            once_s = model.device_seconds(work, sms) - model.device_seconds(layers, sms)
-            parts = {part.kernel.name: part for part in plain.breakdown(work, sms)}
-            alone_s = sum(
-                part.seconds * (1 if len(part.kernel.alphas) == 2 else dict(curve)[sms] / 1.5)
-                for name, part in parts.items()
-                if name in OUTSIDE_LAYERS
-            )
-            assert len(parts["lm_head"].kernel.alphas) == 2
-            assert once_s == pytest.approx(alone_s, rel=1e-6)
-
-
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_a_pass_is_its_layers_and_what_is_outside_them(tensor_parallel: int) -> None:
-    shard = Shard(TINY, measured().device, tensor_parallel)
-    whole, inside = (
-        {kernel.name for kernel in shard.kernels(Work(((64, 0),), 1, 9, layers=1, head=head))} for head in (True, False)
-    )
-    assert whole - inside == {name for name in OUTSIDE_LAYERS if name in whole}
-    assert whole - inside == OUTSIDE_LAYERS or tensor_parallel == 1
+    plain, model = fitted(TINY, base), fitted(TINY, replace(base, composition=composition))
+    launches = (Work((), 3, 900), Work((), 4, 900, layers=2, head=True), Work(((48, 0), (16, 3)), layers=2, head=True))
+    for ready in (False, True):
+        for work in (*launches, Work(((59, 0),), 5, 700)):
+            layers = work._replace(layers=work.layers or TINY.layers, head=False)
+            for sms in (72, 100, base.device.sms):
+                once_s = model.device_seconds(work, sms) - model.device_seconds(layers, sms)
+                parts = [part for part in plain.breakdown(work, sms) if part.kernel.name in OUTSIDE_LAYERS]
+                assert once_s == pytest.approx(sum(part.seconds for part in parts), rel=1e-6), (ready, work, sms)
+                assert parts == [part for part in model.breakdown(work, sms) if part.kernel.name in OUTSIDE_LAYERS]
+        plain, model = fitted(TINY, base), fitted(TINY, replace(base, composition=composition))
+        model.make_ready()
 
 
 @pytest.mark.parametrize("device", ["H100, measured on shares", "RTX-4090"])
