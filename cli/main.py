@@ -19,8 +19,8 @@ from typing import TextIO
 import typer
 
 from cli import completion
+from cli.entry import INTERRUPTED
 
-INTERRUPTED = 130
 TERMINATED = 143
 SCARCE = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 """What memory, processes and pipes fail by, which have no file."""
@@ -109,7 +109,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """The entry point."""
+    """What the entry point runs."""
     _open_streams()
     signal.signal(signal.SIGTERM, _terminate)
     # Nothing here uses a plugin of pydantic, and to find that there is none it reads what every package installed says.

@@ -247,7 +247,7 @@ def test_no_slo_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shell(line: str) -> subprocess.CompletedProcess[bytes]:
     """``bulletsim`` in a shell, for what only a process has: its streams."""
-    command = line.replace("bulletsim", f"{sys.executable} -c 'from cli.main import main; main()'")
+    command = line.replace("bulletsim", f"{sys.executable} -c 'from cli.entry import main; main()'")
     return subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
 
 
@@ -265,6 +265,13 @@ def test_closed_streams_do_not_matter(tmp_path: Path) -> None:
 def test_a_full_standard_output_is_one_line() -> None:
     done = shell("bulletsim policies > /dev/full")
     assert (done.returncode, done.stderr) == (2, b"error: standard output: No space left on device\n")
+
+
+def test_ctrl_c_while_modules_are_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from cli.entry import main; main()"
+    done = subprocess.run([sys.executable, "-c", script, "policies"], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"interrupted\n")
 
 
 def test_an_ascii_terminal_gets_another_character() -> None:
