@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from policies.api import Outcome, RequestProgress, View
-from profiler.latency import PrefillPasses, prefill_passes
+from profiler.series import PrefillPasses, prefill_passes
 
 SATURATING_TOKENS = 4096
 """A prompt long enough that neither weights nor tail waves hold it back."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from profiler.layergroups import Costs, GroupDraw
+from profiler.series import DecodeSplits
 from profiler.steptable import StepTable
 from profiler.work import Work
 
 if TYPE_CHECKING:
     from profiler.kernelsum import KernelSumModel
+    from profiler.layergroups import LayerGroups
+
+Costs = list[tuple[float, float, float]]
+"""What layers take beyond their kernels by SMs, as ``LayerCosts.by_sms`` has it."""
 
 
 class DecodeLosses(NamedTuple):
@@ -26,19 +30,17 @@ class DecodeLosses(NamedTuple):
     host_s: float
 
 
-class DecodeBeside:
-    """``requests`` decode at ``context`` tokens beside the group ``beside``; ``draw`` is what that takes of the DRAM.
-
-    See :class:`profiler.latency.DecodeSplits`.
-    """
+class DecodeBeside(DecodeSplits):
+    """``requests`` decode at ``context`` tokens beside so many layers of ``groups``."""
 
     __slots__ = (
-        "_beside",
         "_ceiling",
         "_context",
         "_costs",
-        "_draw",
+        "_ends",
+        "_groups",
         "_host_s",
+        "_layers",
         "_model",
         "_requests",
         "_slowed",
@@ -53,8 +55,9 @@ class DecodeBeside:
         losses: DecodeLosses,
         requests: int,
         context: int,
-        draw: GroupDraw,
-        beside: Work,
+        groups: LayerGroups,
+        layers: int,
+        ends: bool,
     ) -> None:
         whole, anyway, ceiling, costs, host_s = losses
         self._model = model
@@ -66,19 +69,21 @@ class DecodeBeside:
         self._host_s = host_s
         self._requests = requests
         self._context = context
-        self._draw = draw
-        self._beside = beside
+        self._groups = groups
+        self._layers = layers
+        self._ends = ends
 
     def seconds(self, sms: int) -> float:
         """Operation for operation what ``estimate`` says."""
         rest = self._sms - sms
         if rest < 1:
             return self._without_rest(sms)
-        share = self._draw.shares.get(rest)
-        return self._with(sms, self._draw.share(rest) if share is None else share)[0]
+        share = self._groups.drawn(self._layers, self._ends, rest) if self._ceiling else 0.0
+        return self._with(sms, share)[0]
 
     def bounds(self, sms: int) -> tuple[float, float]:
-        """The same where the draw is known; else beside a group that draws nothing, and one that draws everything.
+        """The same where it is known how long the group takes; else beside one that draws nothing of the DRAM, and one
+        that draws everything.
 
         No operation of these is rounded to less where its operand is more.
         """
@@ -86,10 +91,14 @@ class DecodeBeside:
         if rest < 1:
             seconds = self._without_rest(sms)
             return seconds, seconds
-        return self._with(sms, self._draw.shares.get(rest))
+        if not self._ceiling:
+            return self._with(sms, 0.0)
+        known = self._groups.timed(rest)
+        return self._with(sms, self._groups.drawn(self._layers, self._ends, rest) if known else None)
 
     def _without_rest(self, sms: int) -> float:
-        return self._model.estimate(Work((), self._requests, self._context), sms, self._beside, 1)[0]
+        beside = self._groups.work(self._layers, self._ends)
+        return self._model.estimate(Work((), self._requests, self._context), sms, beside, 1)[0]
 
     def _with(self, sms: int, share: float | None) -> tuple[float, float]:
         """(least, most) seconds beside a group that draws ``share`` of the DRAM; None where that is not known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from profiler.latency import Source
 from profiler.times import Times
@@ -29,6 +29,9 @@ class Pieces(NamedTuple):
         seconds = at_zero[piece] + context * a_token[piece]
         return seconds, dram_at_zero[piece] + context * dram_a_token[piece], sources[piece]
 
+
+NEVER: Final = 1 << 60
+"""The last piece ends at no context."""
 
 Line = tuple[float, float, float, float]
 """At context 0 and for each token: seconds, and those bound by DRAM, twice."""
@@ -96,11 +99,20 @@ class DecodeLines:
 
 
 class DecodePass:
-    """A pass that only decodes: lines of attention, and a layer without it, the embedding and the head."""
+    """A pass that only decodes: lines of attention, and a layer without it, the embedding and the head.
+
+    The line from context ``_begin`` to ``_end``, the last one asked for, is at hand: contexts grow slowly.
+    """
 
     __slots__ = (
+        "_a_token",
+        "_at_zero",
+        "_begin",
+        "_dram_a_token",
+        "_dram_at_zero",
         "_embedding_dram_s",
         "_embedding_s",
+        "_end",
         "_head_dram_s",
         "_head_s",
         "_layer_dram_s",
@@ -108,36 +120,45 @@ class DecodePass:
         "_layer_source",
         "_lines",
         "_more",
+        "_source",
         "_sources",
         "_starts",
     )
 
     def __init__(self, attention: DecodeLines | Pieces, layer: Times, embedding: Times, head: Times) -> None:
-        self._lines: dict[int, Line] = {}
+        self._lines: list[Line] = []
         self._more: DecodeLines | None = None
         if isinstance(attention, DecodeLines):
             self._more = attention
         else:
-            self._lines.update(enumerate(zip(*attention[1:5], strict=True)))
+            self._lines += zip(*attention[1:5], strict=True)
         self._starts = attention.starts
         self._sources = attention.sources
         self._layer_s, self._layer_dram_s, self._layer_source, _ = layer
         self._embedding_s, self._embedding_dram_s, _, _ = embedding
         self._head_s, self._head_dram_s, _, _ = head
+        self._begin = self._end = 0
+        self._at_zero = self._a_token = self._dram_at_zero = self._dram_a_token = 0.0
+        self._source: Source = "roofline"
 
     def at(self, context: int, layers: int) -> tuple[float, float, Source]:
         """(seconds, those of them bound by DRAM, what most rest on) at a context no shorter than the batch."""
-        piece = bisect_right(self._starts, context) - 1
-        line = self._lines.get(piece)
-        if line is None:
-            assert self._more is not None
-            line = self._lines[piece] = self._more.line(piece)
-        at_zero, a_token, dram_at_zero, dram_a_token = line
-        seconds = at_zero + context * a_token
-        dram = dram_at_zero + context * dram_a_token
-        source = self._layer_source if self._layer_s >= seconds else self._sources[piece]
+        if not self._begin <= context < self._end:
+            self._seek(context)
+        seconds = self._at_zero + context * self._a_token
+        dram = self._dram_at_zero + context * self._dram_a_token
+        source = self._layer_source if self._layer_s >= seconds else self._source
         return (
             layers * (seconds + self._layer_s) + self._embedding_s + self._head_s,
             layers * (dram + self._layer_dram_s) + self._embedding_dram_s + self._head_dram_s,
             source,
         )
+
+    def _seek(self, context: int) -> None:
+        """Has the line of this context at hand."""
+        starts = self._starts
+        end = bisect_right(starts, context)
+        self._begin, self._end = starts[end - 1], starts[end] if end < len(starts) else NEVER
+        line = self._lines[end - 1] if self._more is None else self._more.line(end - 1)
+        self._at_zero, self._a_token, self._dram_at_zero, self._dram_a_token = line
+        self._source = self._sources[end - 1]

@@ -9,12 +9,13 @@ from typing import Any, Final, Literal, Self, get_args
 
 from profiler.commoncores import CommonCores, Shared
 from profiler.composition import NOTHING, LayerCosts
-from profiler.decodebeside import DecodeBeside, DecodeLosses
+from profiler.decodebeside import DecodeLosses
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelTime
-from profiler.latency import DecodeSplits, Estimate, EstimatedSplits, Pace, PrefillPasses, Source
+from profiler.latency import Estimate, Pace, Source
 from profiler.layergroups import LayerGroups
 from profiler.prefillpasses import MOST_SEQUENCES, KernelSumPasses
+from profiler.series import DecodeSplits, EstimatedSplits, Serial
 from profiler.specs import DeviceSpec, ModelSpec, part
 from profiler.steptable import RECENT_BATCHES, StepTable
 from profiler.tables import put
@@ -47,7 +48,7 @@ new: Final = tuple.__new__
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelSumModel:
+class KernelSumModel(Serial):
     """A LatencyModel: kernels, the host's overhead and, while something else runs, contention for DRAM.
 
     whole: the device that ``device`` is a part of, where it is one (see :meth:`on_part`). Libraries plan for it, and
@@ -182,11 +183,13 @@ class KernelSumModel:
         return new(Estimate, (seconds + host_s, source))
 
     def prefill_groups(self, chunks: Chunks) -> LayerGroups:
-        """See :func:`profiler.latency.prefill_groups`."""
+        """See :func:`profiler.series.prefill_groups`."""
         groups = self._groups.get(chunks)
         if groups is None:
             host_s, end_host_s = self.prefill_host_s(len(chunks), False), self.prefill_host_s(len(chunks), True)
-            groups = LayerGroups(chunks, self._table, self.device, self._costs, host_s, end_host_s)
+            groups = LayerGroups(
+                self, self._table, self.device, chunks, self._costs, host_s, end_host_s, self._decode_losses
+            )
             put(self._groups, chunks, groups, RECENT_BATCHES)
         return groups
 
@@ -215,15 +218,14 @@ class KernelSumModel:
         return pace
 
     def decode_beside(self, requests: int, context: int, beside: Work) -> DecodeSplits:
-        """See :func:`profiler.latency.decode_beside`."""
+        """See :func:`profiler.series.decode_beside`."""
         chunks, decodes, _, layers, ends, _, overlap = beside
         if not chunks or decodes or layers is None or overlap is not None:
             return EstimatedSplits(self, requests, context, beside)
-        draw = (self._groups.get(chunks) or self.prefill_groups(chunks)).draw(layers, ends)
-        return DecodeBeside(self, self._table, self._decode_losses, requests, context, draw, beside)
+        return self.prefill_groups(chunks).beside(layers, ends, requests, context)
 
-    def prefill_passes(self, sms: int) -> PrefillPasses:
-        """See :func:`profiler.latency.prefill_passes`."""
+    def prefill_passes(self, sms: int) -> KernelSumPasses:
+        """See :func:`profiler.series.prefill_passes`."""
         passes = self._prefills.get(sms)
         if passes is None:
             cost = None if self._costs is None else self._costs[sms][:2]

@@ -43,6 +43,15 @@ def cost_of(kernels: Sequence[Kernel]) -> Cost:
     return Cost(sum(k.runs * k.flops for k in kernels), sum(k.runs * k.dram_bytes for k in kernels))
 
 
+Costs = tuple[tuple[float, float], tuple[float, float]]
+"""(useful FLOPs, DRAM bytes) of a layer and of the embedding."""
+
+
+def _on_affine(one: tuple[float, float], two: tuple[float, float], more: int) -> tuple[float, float]:
+    """What so many more than one come to, where one and two come to that."""
+    return one[0] + more * (two[0] - one[0]), one[1] + more * (two[1] - one[1])
+
+
 Line = tuple[Sums, Sums, float]
 """Two sums, and how far from the first to the second."""
 
@@ -161,6 +170,8 @@ class LayerTable:
         "_asked",
         "_calibrated",
         "_clock",
+        "_costs",
+        "_head_costs",
         "_kernels",
         "_knots",
         "_made",
@@ -169,9 +180,7 @@ class LayerTable:
         "_prepared",
         "_shard",
         "_sums",
-        "costs",
         "embeddings",
-        "head_costs",
         "heads",
         "layers",
     )
@@ -198,15 +207,15 @@ class LayerTable:
             "embedding": shard.embedding_kernels,
             "head": shard.head_kernels,
         }
-        self._affine: tuple[tuple[Cost, Cost], tuple[Cost, Cost]] | None = None
+        self._affine: tuple[Costs, Costs] | None = None
         self._sums: dict[int, Sums] = {}
         self._passes: dict[int, tuple[Line | None, Line | None, Sums | None]] = {}
         self._asked: dict[int, int] = {}
         self.layers: list[dict[int, Times]] = [{} for _ in shares]
         self.embeddings: list[dict[int, Times]] = [{} for _ in shares]
         self.heads: list[dict[int, Times]] = [{} for _ in shares]
-        self.costs: dict[int, tuple[Cost, Cost]] = {}
-        self.head_costs: dict[int, Cost] = {}
+        self._costs: dict[int, Costs] = {}
+        self._head_costs: dict[int, tuple[float, float]] = {}
 
     def add_layer(self, tokens: int, sms: int) -> Times:
         """A layer on one or more tokens."""
@@ -227,18 +236,23 @@ class LayerTable:
         times = self._once("head", rows, sms) if sums is None else sums.on(sms)
         return put(self.heads[sms], rows, times)
 
-    def add_cost(self, tokens: int) -> tuple[Cost, Cost]:
+    def cost(self, tokens: int) -> Costs:
         """Of a layer and of the embedding on one or more tokens."""
         if self._shard.model.experts:
-            return put(self.costs, tokens, self._cost(tokens))
+            return self._costs.get(tokens) or put(self._costs, tokens, self._cost(tokens))
         if self._affine is None:
             self._affine = self._cost(1), self._cost(2)
         # In proportion to tokens but for the weights, all of them whole numbers: nothing is rounded.
-        (one, of_one), (two, of_two) = self._affine
-        more = tokens - 1
-        layer = Cost(one[0] + more * (two[0] - one[0]), one[1] + more * (two[1] - one[1]))
-        embedding = Cost(of_one[0] + more * (of_two[0] - of_one[0]), of_one[1] + more * (of_two[1] - of_one[1]))
-        return put(self.costs, tokens, (layer, embedding))
+        one, two = self._affine
+        return _on_affine(one[0], two[0], tokens - 1), _on_affine(one[1], two[1], tokens - 1)
+
+    def head_cost(self, rows: int) -> tuple[float, float]:
+        """Of the head for so many sequences."""
+        found = self._head_costs.get(rows)
+        if found is None:
+            flops, moved = cost_of(self._shard.head_kernels(rows))
+            found = put(self._head_costs, rows, (flops, moved))
+        return found
 
     def lines(self, tokens: int) -> tuple[Line | None, Line | None]:
         """Of a layer and of the embedding: the prepared sums at the knots around so many tokens, and how far from the
@@ -293,12 +307,11 @@ class LayerTable:
         prepared = self._prepared
         return prepared if prepared is not None and prepared.worth() else None
 
-    def _cost(self, tokens: int) -> tuple[Cost, Cost]:
-        return cost_of(self._shard.layer_kernels(tokens)), cost_of(self._shard.embedding_kernels(tokens))
-
-    def add_head_cost(self, rows: int) -> Cost:
-        """Of the head for so many sequences."""
-        return put(self.head_costs, rows, cost_of(self._shard.head_kernels(rows)))
+    def _cost(self, tokens: int) -> Costs:
+        (flops, moved), (of_embedding, moved_by_embedding) = (
+            cost_of(kernels(tokens)) for kernels in (self._shard.layer_kernels, self._shard.embedding_kernels)
+        )
+        return (flops, moved), (of_embedding, moved_by_embedding)
 
     def _on_line(self, known: dict[int, Sums], at: Callable[[int, int], Times], tokens: int, sms: int) -> Times:
         """What ``at`` says of the tokens on these SMs, or between the knots around them; ``known`` are made already."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from profiler.kernels import Chunks
+from profiler.series import PrefillPasses
 from profiler.tables import put
 from profiler.work import Work
-
-new: Final = tuple.__new__
 
 if TYPE_CHECKING:
     from profiler.kernelsum import KernelSumModel
@@ -24,7 +23,7 @@ RECENT_RATES = 64
 """For which ``fewest_tokens`` is kept: one for each setting of a policy."""
 
 
-class KernelSumPasses:
+class KernelSumPasses(PrefillPasses):
     """Passes on one share of the SMs.
 
     cost: what a layer takes beyond its kernels' seconds, and times those; None for nothing.
@@ -44,21 +43,21 @@ class KernelSumPasses:
         self._fewest: dict[float, int] = {}
 
     def of(self, chunks: Chunks) -> tuple[float, float]:
-        """See :class:`profiler.latency.PrefillPasses`."""
+        """See :class:`profiler.series.PrefillPasses`."""
         return self._known.get(chunks) or put(self._known, chunks, self._of(chunks))
 
     def _of(self, chunks: Chunks) -> tuple[float, float]:
         """As ``estimate`` of the whole pass, operation for operation."""
         table, layers = self._table, self._table.model_layers
-        work: Work = new(Work, (chunks, 0, 0, None, True, 0, None))
-        seconds, _, _ = table.batch(chunks).launch(layers, True, self._sms)
+        batch = table.batch(chunks)
+        seconds, _, _ = batch.launch(layers, True, self._sms)
         if self._cost is not None:
             layer_s, factor = self._cost
             seconds = factor * seconds + layer_s * layers
-        return seconds + self._model.prefill_host_s(len(chunks), True), table.cost(work)[0]
+        return seconds + self._model.prefill_host_s(len(chunks), True), batch.cost(layers, True)[0]
 
     def fewest_tokens(self, flops_per_s: float, sequences: int) -> int:
-        """See :class:`profiler.latency.PrefillPasses`."""
+        """See :class:`profiler.series.PrefillPasses`."""
         if sequences > MOST_SEQUENCES:
             return 0
         found = self._fewest.get(flops_per_s)

@@ -15,7 +15,7 @@ from profiler.decodetable import DecodeTable
 from profiler.kernels import Chunks, Kernel, Shard
 from profiler.kerneltime import KernelClock, KernelTime
 from profiler.latency import Source
-from profiler.layertable import PREPARED_SEQUENCES, Cost, LayerTable, Prepared, cost_of
+from profiler.layertable import PREPARED_SEQUENCES, LayerTable, Prepared, cost_of
 from profiler.overlap import Parts, overlapped, overlapped_cost
 from profiler.prefillbatch import PrefillBatch
 from profiler.tables import put
@@ -216,7 +216,7 @@ class StepTable:
             for tokens, layer_s in self._layers.prepared_layers():
                 # One sequence attends to more than several of as many tokens.
                 attention = self._shard.attention_prefill(((tokens, 0),)).flops
-                layer, embedding = self._layers.add_cost(tokens)
+                layer, embedding = self._layers.cost(tokens)
                 bounds.append((tokens, self.model_layers * (attention + layer[0]) + embedding[0] + heads, layer_s))
             self._bounds[sequences] = bounds
         return bounds
@@ -253,23 +253,26 @@ class StepTable:
             return overlapped_cost(self, work)
         if context < tokens or (context and not tokens):
             raise _bad(work)
+        if prefill and not (tokens or context):
+            return self.batch(prefill).cost(self._count(work), layers is None or head)
         rates = self._shard.decode_attention
         flops = context * rates.flops_per_token
         moved = context * rates.bytes_per_token + tokens * rates.bytes_per_request
         rows = len(prefill) + tokens
         if prefill:
             # The next hybrid launch has other chunks, and nobody asks for its batch again.
-            cost = cost_of([self._attention_kernel(prefill)]) if tokens else self.batch(prefill).attention_cost
+            cost = cost_of([self._attention_kernel(prefill)])
             flops += cost[0]
             moved += cost[1]
             for chunk in prefill:
                 tokens += chunk[0]
-        layer, embedding = self._layers.costs.get(tokens) or self._add_cost(tokens, work)
+        self._check_tokens(tokens, work)
+        layer, embedding = self._layers.cost(tokens)
         count = self._count(work)
         flops, moved = count * (flops + layer[0]), count * (moved + layer[1])
         if layers is not None and not head:
             return flops, moved
-        last = self._layers.head_costs.get(rows) or self._layers.add_head_cost(rows)
+        last = self._layers.head_cost(rows)
         return flops + embedding[0] + last[0], moved + embedding[1] + last[1]
 
     def _calibrated(self, kernels: list[Kernel]) -> list[Kernel]:
@@ -283,10 +286,6 @@ class StepTable:
     def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
         self._check_tokens(tokens, work)
         return self._layers.add_layer(tokens, sms)
-
-    def _add_cost(self, tokens: int, work: Work) -> tuple[Cost, Cost]:
-        self._check_tokens(tokens, work)
-        return self._layers.add_cost(tokens)
 
     def _check_tokens(self, tokens: int, work: Work) -> None:
         if tokens < 1 or work.decode_requests < 0:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from policies import SLO, Bullet, Chunk, Decision
 from policies.api import Observation, Outcome
 from policies.bullet_eager import BulletEager
-from policies.bulletsplit import State
+from policies.bulletterms import State
 from policies.forecast import TtftForecast, fewest, missed, percentile
 from policies.phases import DECODE, PREFILL
 from policies.recalibration import UNCORRECTED, WEIGHT, Alphas, refreshed
@@ -34,6 +34,10 @@ class InverseModel(ConstantRateModel):
     def estimate(self, work: Work, sms: int, beside: Work | None = None, beside_sms: int = 0) -> Estimate:
         seconds, source = ConstantRateModel.estimate(self, work, sms, beside, beside_sms)
         return Estimate(seconds * self.device.sms / sms, source)
+
+    def ceilings(self, sms: int) -> tuple[float, float]:
+        """Half of the SMs draw all of the bandwidth."""
+        return 1.0, min(1.0, sms / self.device.bandwidth_knee_sms)
 
 
 LATENCY = InverseModel(model=TOY_MODEL, device=TOY_DEVICE, prefill_token_s=0.01, decode_step_s=0.1)
@@ -174,7 +178,7 @@ def test_neither_held_balances_what_can_still_be_changed():
     """
     queue = held(Held(index=0, prompt_tokens=100))
     view = FakeView(slo=SLO(ttft_s=1.2, tpot_s=0.3), waiting=queue, decoding=decoding(), slack_s=-1.0)
-    view.memo = State(5, 5, 5)
+    view.memo = State(5, 5)
     assert decide(view) == {DECODE: (3, "decode"), PREFILL: (7, [0])}
 
 
@@ -182,7 +186,7 @@ def test_a_lost_ttft_does_not_starve_decode():
     """A waited past its limit already: nothing saves it, so TPOT to come is held (4 SMs for 0.3 s), not given up."""
     queue = held(Held(index=0, prompt_tokens=100, arrival_s=-50.0))
     view = FakeView(slo=SLO(ttft_s=1.2, tpot_s=0.3), waiting=queue, decoding=decoding(), slack_s=-1.0)
-    view.memo = State(5, 5, 5)
+    view.memo = State(5, 5)
     assert decide(view) == {DECODE: (4, "decode"), PREFILL: (6, [0])}
 
 
@@ -231,13 +235,13 @@ def test_decode_lasts_no_longer_than_the_prefill_it_makes_room_for():
     lanes = {PREFILL: FakeLane(batch=(Chunk(request, 100),), layers_done=3), DECODE: FakeLane()}
     slo = SLO(ttft_s=100, tpot_s=9.0)
     short = FakeView(slo=slo, prefilling=held(request), decoding=decoding(), lanes=lanes, waiting=held(Held(index=1)))
-    short.memo = State(10, 10, 5)
+    short.memo = State(10, 10)
     # The queue takes 0.25 + 0.1 s on all SMs, so 3 SMs (0.33 s a step); a long one lets the step take its time.
     assert decide(short, EAGER)[DECODE] == (3, "decode")
     assert decide(short)[DECODE] == (1, "decode")
     long = FakeView(slo=slo, prefilling=held(request), decoding=decoding(), lanes=lanes)
     long.waiting = held(Held(index=1, prompt_tokens=2000))
-    long.slack_s, long.memo = 100.0, State(10, 10, 5)
+    long.slack_s, long.memo = 100.0, State(10, 10)
     assert decide(long, EAGER)[DECODE] == (1, "decode")
 
 
@@ -247,7 +251,7 @@ def test_decode_hurries_while_somebody_waits_for_kv():
     lanes = {PREFILL: FakeLane(batch=(Chunk(request, 2000),), layers_done=1), DECODE: FakeLane()}
     waiting = held(Held(index=1, prompt_tokens=2000))
     view = FakeView(slo=SLO(ttft_s=1e3, tpot_s=1.0), prefilling=held(request), decoding=decoding(), lanes=lanes)
-    view.waiting, view.memo = waiting, State(5, 5, 5)
+    view.waiting, view.memo = waiting, State(5, 5)
     assert decide(view, EAGER)[DECODE] == (1, "decode")
     view.free_blocks = 10
     assert decide(view, EAGER)[DECODE] == (5, "decode")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from policies.bulletsplit import DecodeClock, State, fewest_sms, useful_sms
+from policies.bulletsplit import DecodeClock, fewest_sms, useful_sms
 from profiler import fitted, roofline
 from profiler.kernelsum import KernelSumModel
+from profiler.series import decode_beside
 from profiler.work import Work
 
 MODELS = [fitted("Llama-3.1-8B", "A100-80G"), roofline("Llama-3.1-8B", "A100-80G"), fitted("Qwen3-32B", "H100")]
@@ -24,10 +23,7 @@ def test_whatever_the_last_split_was_the_next_is_what_a_scan_finds(latency: Kern
         group = Work(((draw.randint(1, 6000), 0),), layers=4, head=draw.random() < 0.3)
         requests, alpha, step = draw.randint(1, 250), draw.uniform(0.7, 1.5), draw.choice((1, 2, 16))
         context = requests * draw.randint(1, 3000)
-        view: Any = SimpleNamespace(
-            decoding=range(requests), decode_context_tokens=context - requests, latency=latency, sms=total
-        )
-        plan: Any = SimpleNamespace(group=group)
+        splits = decode_beside(latency, requests, context, group)
         shares = range(step, total - step + 1, step)
         alone = [
             alpha * latency.estimate(Work((), requests, context), sms, group, total - sms).seconds for sms in shares
@@ -37,6 +33,5 @@ def test_whatever_the_last_split_was_the_next_is_what_a_scan_finds(latency: Kern
         most = shares[-1]
         useful = next(sms for sms, seconds in zip(shares, alone, strict=True) if seconds <= 1.02 * alone[-1])
         for last in (total, step, most, draw.choice(shares), 7):
-            before = State(total - last, last, total // 3)
-            assert fewest_sms(DecodeClock(view, plan, alpha), before, limit_s, step, total) == fit
-        assert useful_sms(DecodeClock(view, plan, alpha), step, most) == useful
+            assert fewest_sms(DecodeClock(splits, alpha), last, total // 3, limit_s, step, total) == fit
+        assert useful_sms(DecodeClock(splits, alpha), step, most) == useful

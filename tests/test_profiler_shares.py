@@ -18,8 +18,9 @@ from profiler.fittedmodel import beforehand
 from profiler.kernels import Shard
 from profiler.kernelsum import KernelSumModel
 from profiler.kerneltime import KernelTime
-from profiler.latency import LatencyModel, decode_beside, prefill_groups, prefill_passes
+from profiler.latency import LatencyModel
 from profiler.layertable import cost_of
+from profiler.series import decode_beside, prefill_groups, prefill_passes
 from profiler.shardcalibration import ShardCalibration
 from profiler.times import SOURCES, added
 from profiler.work import Work
