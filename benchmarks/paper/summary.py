@@ -2,7 +2,7 @@
 
     python -m benchmarks.paper.summary [--out out/paper] [--save]
 
-Reads what the figures' commands have written to --out and runs those that are missing (all: some 15 minutes).
+Reads what the figures' commands have written to --out and runs those that are missing (all: some six minutes).
 --save keeps the numbers in the repository, with docs/paper.md's table and small copies of the figures.
 Exit status 1 where a difference has no sentence in why.toml.
 """
