@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.api import Chunk, RequestProgress, View
 
@@ -20,7 +20,7 @@ def blocks_to_begin(request: RequestProgress, block_tokens: int) -> int:
     return blocks_for(request.prefill_tokens, block_tokens) - request.shared_blocks
 
 
-class Relief(NamedTuple):
+class Relief:
     """Room made for a decode step.
 
     victims: whom to pre-empt for it.
@@ -28,9 +28,12 @@ class Relief(NamedTuple):
     free_blocks: blocks free once the victims have gone and those decodes have what they need.
     """
 
-    victims: tuple[RequestProgress, ...]
-    decodes: int
-    free_blocks: int
+    __slots__ = ("decodes", "free_blocks", "victims")
+
+    def __init__(self, victims: tuple[RequestProgress, ...], decodes: int, free_blocks: int) -> None:
+        self.victims = victims
+        self.decodes = decodes
+        self.free_blocks = free_blocks
 
 
 def arrival(request: RequestProgress) -> tuple[int, ...]:
@@ -49,7 +52,7 @@ def relieve(
     """
     demand, free, decodes = view.decode_block_demand, view.free_blocks, len(view.decoding)
     if demand <= free:
-        return new(Relief, ((), decodes, free - demand))
+        return Relief((), decodes, free - demand)
     size = view.block_tokens
     busy = {chunk.request.index for lane in view.lanes.values() for chunk in (*lane.batch, *lane.suspended)}
     residents = [*view.decoding.values(), *(r for i, r in view.prefilling.items() if i not in busy)]

@@ -23,7 +23,7 @@ def decode_step(sms: int, victims: tuple[RequestProgress, ...], again: bool = Fa
 def room(view: View) -> Relief:
     """Whom to pre-empt for a decode step that may start now; for the one after a step in flight, nobody."""
     if view.lanes[DECODE].busy:
-        return new(Relief, ((), len(view.decoding), view.free_blocks - view.decode_block_demand))
+        return Relief((), len(view.decoding), view.free_blocks - view.decode_block_demand)
     return relieve(view)
 
 

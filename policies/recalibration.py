@@ -5,7 +5,7 @@ Bullet paper, section 3.2: predictions are multiplied by alpha = measured / pred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final, NamedTuple
 
 from policies.api import Observation
@@ -15,19 +15,21 @@ WEIGHT: Final = 1 / 32
 
 new: Final = tuple.__new__
 
-OwnErrors = Callable[[Observation | None], tuple[Observation | None, list[tuple[bool, list[float]]]]]
+Errors = list[tuple[bool, list[float]]]
+"""From the newest to the oldest, steps of one kind that follow each other: whether they prefill, and measured over
+predicted seconds of each, the oldest first."""
 
 
 class Alphas(NamedTuple):
     """Running means of measured over predicted seconds, of launches that prefill and of those that only decode.
 
     A prediction beside another step holds for the co-runner that it starts with; what comes and goes during a step
-    moves its measured time both ways. ``latest`` is the newest step that has been counted.
+    moves its measured time both ways. ``latest`` stands for the newest step that has been counted.
     """
 
     prefill: float = 1.0
     decode: float = 1.0
-    latest: Observation | None = None
+    latest: Hashable = None
 
 
 def refreshed(alphas: Alphas, observed: Sequence[Observation]) -> Alphas:
@@ -46,18 +48,15 @@ def refreshed(alphas: Alphas, observed: Sequence[Observation]) -> Alphas:
     return new(Alphas, (prefill, decode, newest))
 
 
-def errors_since(
-    observed: Sequence[Observation], latest: Observation | None
-) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
-    """Measured over predicted seconds of the steps after ``latest``, and the newest of all.
+def errors_since(observed: Sequence[Observation], latest: Hashable) -> tuple[Hashable, Errors]:
+    """Of the steps after the one that ``latest`` stands for, and what stands for the newest of all.
 
-    From the newest to the oldest, steps of one kind that follow each other: whether they prefill, and the error of
-    each, the oldest first. What has a method of this name answers without an Observation for each.
+    What has a method of this name answers without an Observation for each.
     """
-    own: OwnErrors | None = getattr(observed, "errors_since", None)
+    own: Callable[[Hashable], tuple[Hashable, Errors]] | None = getattr(observed, "errors_since", None)
     if own is not None:
         return own(latest)
-    fresh: list[tuple[bool, list[float]]] = []
+    fresh: Errors = []
     for seen in reversed(observed):
         if seen == latest:
             break

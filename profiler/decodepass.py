@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from profiler.latency import Source
-from profiler.times import Times
+from profiler.times import OnShare
 
 
 class Pieces(NamedTuple):
@@ -125,7 +125,7 @@ class DecodePass:
         "_starts",
     )
 
-    def __init__(self, attention: DecodeLines | Pieces, layer: Times, embedding: Times, head: Times) -> None:
+    def __init__(self, attention: DecodeLines | Pieces, rest: OnShare) -> None:
         self._lines: list[Line] = []
         self._more: DecodeLines | None = None
         if isinstance(attention, DecodeLines):
@@ -134,9 +134,10 @@ class DecodePass:
             self._lines += zip(*attention[1:5], strict=True)
         self._starts = attention.starts
         self._sources = attention.sources
-        self._layer_s, self._layer_dram_s, self._layer_source, _ = layer
-        self._embedding_s, self._embedding_dram_s, _, _ = embedding
-        self._head_s, self._head_dram_s, _, _ = head
+        layer_s, layer_dram_s, source, embedding_s, embedding_dram_s, head_s, head_dram_s = rest
+        self._layer_s, self._layer_dram_s, self._layer_source = layer_s, layer_dram_s, source
+        self._embedding_s, self._embedding_dram_s = embedding_s, embedding_dram_s
+        self._head_s, self._head_dram_s = head_s, head_dram_s
         self._begin = self._end = 0
         self._at_zero = self._a_token = self._dram_at_zero = self._dram_a_token = 0.0
         self._source: Source = "roofline"

@@ -87,12 +87,11 @@ def gemm(
     )
 
 
-def prefill_attention(chunks: Chunks, heads: int, kv_heads: int, head_dim: int, kv_dtype: DType = "bf16") -> Kernel:
-    """Causal attention of one layer: of each sequence ``new`` queries over ``cached`` + ``new`` keys, in one launch.
-
-    A block takes 128 query rows of a head (fewer, by powers of two down to 16, for a shorter chunk) and walks all
-    keys up to its last row. With several sequences ``block_flops`` is the mean over their blocks.
-    """
+def prompt_totals(
+    chunks: Chunks, heads: int, kv_heads: int, head_dim: int, kv_dtype: DType = "bf16"
+) -> tuple[float, float, int, float]:
+    """One layer's attention of a launch: (useful FLOPs, DRAM bytes, thread blocks, FLOPs that these issue).
+    See :func:`prefill_attention`."""
     flops = moved = issued = 0.0
     blocks = 0
     kv_bytes = 2 * kv_heads * head_dim * DTYPE_BYTES[kv_dtype]
@@ -104,6 +103,16 @@ def prefill_attention(chunks: Chunks, heads: int, kv_heads: int, head_dim: int, 
         moved += row_bytes * fresh + kv_bytes * (fresh + cached)
         blocks += heads * row_blocks
         issued += row_flops * row_blocks * rows * (cached + rows * (row_blocks + 1) / 2)
+    return flops, moved, blocks, issued
+
+
+def prefill_attention(chunks: Chunks, heads: int, kv_heads: int, head_dim: int, kv_dtype: DType = "bf16") -> Kernel:
+    """Causal attention of one layer: of each sequence ``new`` queries over ``cached`` + ``new`` keys, in one launch.
+
+    A block takes 128 query rows of a head (fewer, by powers of two down to 16, for a shorter chunk) and walks all
+    keys up to its last row. With several sequences ``block_flops`` is the mean over their blocks.
+    """
+    flops, moved, blocks, issued = prompt_totals(chunks, heads, kv_heads, head_dim, kv_dtype)
     op, dims = "attention_prefill", (heads, kv_heads, head_dim, DTYPE_BYTES[kv_dtype])
     # This is made for every new chunk, and its own constructor takes three times as long.
     shape = (op, "attention", flops, moved, "bf16", blocks, issued / blocks, 0.0, 1.0, op, 0.0, dims, chunks)
@@ -271,6 +280,10 @@ class Shard:
     def attention_prefill(self, chunks: Chunks) -> Kernel:
         """Attention of one layer for all prefilling sequences of a launch; see :func:`prefill_attention`."""
         return prefill_attention(chunks, self.heads, self.kv_heads, self.model.head_dim, self.model.kv_dtype)
+
+    def prompt_totals(self, chunks: Chunks) -> tuple[float, float, int, float]:
+        """What is in that, without a kernel; see :func:`prompt_totals`."""
+        return prompt_totals(chunks, self.heads, self.kv_heads, self.model.head_dim, self.model.kv_dtype)
 
     def attention_decode(self, requests: int, context_tokens: float) -> Kernel:
         """Attention of one layer for all decoding sequences of a launch; see :func:`decode_attention`."""

@@ -10,6 +10,7 @@ comes with the device. Without measurements they are 1 and 0.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from bisect import bisect_left
 from typing import Final, NamedTuple
 
@@ -125,12 +126,12 @@ class KernelClock:
         # Blocks of several sequences fill each other's waves: bound by all work over all SMs, and by the longest.
         issued = kernel.blocks * kernel.block_flops / sms
         for chunk in set(kernel.chunks):
-            blocks, flops = _blocks_of(chunk, kernel.dims)
+            blocks, flops = blocks_of(chunk, kernel.dims)
             issued = max(issued, waves(blocks, sms) * flops)
         return issued / flops_of_one_sm
 
 
-def _blocks_of(chunk: tuple[int, int], dims: tuple[int, ...]) -> tuple[int, float]:
+def blocks_of(chunk: tuple[int, int], dims: tuple[int, ...]) -> tuple[int, float]:
     """Blocks of one sequence of prefill attention, and FLOPs that one issues: half a whole number, so never rounded."""
     new, cached = chunk
     heads, _, head_dim, _ = dims
@@ -138,63 +139,93 @@ def _blocks_of(chunk: tuple[int, int], dims: tuple[int, ...]) -> tuple[int, floa
     return heads * row_blocks, 4.0 * rows * head_dim * (cached + rows * (row_blocks + 1) / 2)
 
 
-class AttentionTimer:
-    """A prefill attention with one alpha on one share after another: ``KernelClock.timed``, operation for operation,
-    with what is the same on every share looked up once."""
+class PromptTimer:
+    """A prefill attention on one share after another."""
 
-    __slots__ = (
-        "_alpha",
-        "_bandwidth",
-        "_block_flops",
-        "_blocks",
-        "_floor",
-        "_flops",
-        "_in_waves",
-        "_measured_sms",
-        "_moved",
-        "_rate",
-        "_sequences",
-        "_source",
-    )
+    __slots__ = ()
 
-    def __init__(self, clock: KernelClock, kernel: Kernel, alpha: float, source: Source) -> None:
-        device = clock.device
-        self._alpha = alpha
-        self._source: Source = source
-        self._bandwidth = clock.bandwidth
-        self._floor = clock.floors.get(kernel.op, 0.0)
-        self._rate = clock.flops[kernel.kind, kernel.dtype] / device.sms
-        self._measured_sms = (clock.shares.get(kernel.op) or (device.sms,))[-1]
-        self._moved = kernel.dram_bytes
-        self._flops = kernel.flops
-        self._in_waves = device.tiled and kernel.blocks is not None
-        self._blocks = kernel.blocks or 0
-        self._block_flops = kernel.block_flops
-        chunks = kernel.chunks
-        self._sequences = [_blocks_of(chunk, kernel.dims) for chunk in chunks] if len(chunks) > 1 else []
-
+    @abstractmethod
     def on(self, sms: int) -> tuple[float, bool, Source]:
         """(seconds, whether DRAM bounds them, what they rest on)."""
-        source = self._source
-        if sms != self._measured_sms and source != "roofline":
+        ...
+
+
+class KernelTimer(PromptTimer):
+    """With an alpha for each measured share."""
+
+    __slots__ = ("_alphas", "_clock", "_kernel", "_source")
+
+    def __init__(self, clock: KernelClock, kernel: Kernel, alphas: tuple[float, ...], source: Source) -> None:
+        self._clock = clock
+        self._kernel = kernel
+        self._alphas = alphas
+        self._source: Source = source
+
+    def on(self, sms: int) -> tuple[float, bool, Source]:
+        _, seconds, bound, source = self._clock.timed(self._kernel, sms, self._alphas, self._source)
+        return seconds, bound == "dram", source
+
+
+class AttentionRates:
+    """What all prefill attention of a device has in common."""
+
+    __slots__ = ("bandwidth", "floor", "measured_sms", "rate", "tiled")
+
+    def __init__(self, clock: KernelClock) -> None:
+        op, device = "attention_prefill", clock.device
+        self.bandwidth = list(clock.bandwidth)
+        self.floor = clock.floors.get(op, 0.0)
+        self.rate = clock.flops["attention", "bf16"] / device.sms
+        self.measured_sms = (clock.shares.get(op) or (device.sms,))[-1]
+        self.tiled = device.tiled
+
+
+class AttentionTimer(PromptTimer):
+    """With one alpha: ``KernelClock.timed``, operation for operation, with what is the same on every share looked up
+    once. ``sequences``: blocks of each, and FLOPs that one issues; empty for one alone."""
+
+    __slots__ = ("_alpha", "_block_flops", "_blocks", "_flops", "_moved", "_rates", "_sequences", "_source")
+
+    def __init__(
+        self,
+        rates: AttentionRates,
+        totals: tuple[float, float, int, float],
+        sequences: list[tuple[int, float]],
+        alpha: float,
+        source: Source,
+    ) -> None:
+        flops, moved, blocks, issued = totals
+        self._rates = rates
+        self._flops = flops
+        self._moved = moved
+        self._blocks = blocks
+        self._block_flops = issued / blocks
+        self._sequences = sequences
+        self._alpha = alpha
+        self._source: Source = source
+
+    def on(self, sms: int) -> tuple[float, bool, Source]:
+        rates, source = self._rates, self._source
+        if sms != rates.measured_sms and source != "roofline":
             source = "extrapolated"
-        moving = self._moved / self._bandwidth[sms]
+        moving = self._moved / rates.bandwidth[sms]
         computing = self._computing(sms)
         if computing > moving:
-            return (self._floor + computing) * self._alpha, False, source
-        return (self._floor + moving) * self._alpha, True, source
+            return (rates.floor + computing) * self._alpha, False, source
+        return (rates.floor + moving) * self._alpha, True, source
 
     def _computing(self, sms: int) -> float:
-        if not self._in_waves:
-            return self._flops / (self._rate * sms)
+        rate = self._rates.rate
+        if not self._rates.tiled:
+            return self._flops / (rate * sms)
         if not self._sequences:
-            return waves(self._blocks, sms) * self._block_flops / self._rate
+            return waves(self._blocks, sms) * self._block_flops / rate
         issued = self._blocks * self._block_flops / sms
         for blocks, flops in self._sequences:
             alone = waves(blocks, sms) * flops
             if alone > issued:
                 issued = alone
-        return issued / self._rate
+        return issued / rate
 
 
 def sharp_bandwidth(device: DeviceSpec, efficiency: float = 1.0) -> tuple[float, ...]:

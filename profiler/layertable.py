@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from profiler.decodepass import KnownBatch
@@ -52,13 +53,20 @@ def _on_affine(one: tuple[float, float], two: tuple[float, float], more: int) ->
     return one[0] + more * (two[0] - one[0]), one[1] + more * (two[1] - one[1])
 
 
-Line = tuple[Sums, Sums, float]
-"""Two sums, and how far from the first to the second."""
+class SumsLine:
+    """Sums at two knots next to each other, of a layer and of the embedding."""
 
+    __slots__ = ("embedding_high", "embedding_low", "high", "layer_high", "layer_low", "low")
 
-def _line(known: dict[int, Sums], low: int, high: int, share: float) -> Line | None:
-    one, two = known.get(low), known.get(high)
-    return None if one is None or two is None else (one, two, share)
+    def __init__(
+        self, low: int, high: int, layer_low: Sums, layer_high: Sums, embedding_low: Sums, embedding_high: Sums
+    ) -> None:
+        self.low = low
+        self.high = high
+        self.layer_low = layer_low
+        self.layer_high = layer_high
+        self.embedding_low = embedding_low
+        self.embedding_high = embedding_high
 
 
 class Prepared:
@@ -76,7 +84,9 @@ class Prepared:
         "_embeddings",
         "_heads",
         "_layers",
+        "_lines",
         "_outside",
+        "_places",
         "_shard",
         "_tokens",
         "batches",
@@ -99,6 +109,8 @@ class Prepared:
         self._layers: dict[int, Sums] | None = None
         self._embeddings: dict[int, Sums] | None = None
         self._heads: dict[int, Sums] = {}
+        self._lines: list[SumsLine] = []
+        self._places: list[int] | None = None
         self.batches: dict[int, KnownBatch] = {}
 
     def make(self) -> None:
@@ -131,6 +143,25 @@ class Prepared:
         if self._embeddings is None:
             self._embeddings = self._once(self._sums(self._shard.embedding_kernels, self._tokens))
         return self._embeddings
+
+    def line(self, tokens: int) -> SumsLine | None:
+        """The sums at the knots around so many tokens; None where there are none."""
+        if self._places is None:
+            self._places = self._place_lines()
+        # Knots are too many to search them for each batch.
+        place = self._places[tokens] if tokens < len(self._places) else -1
+        return None if place < 0 else self._lines[place]
+
+    def _place_lines(self) -> list[int]:
+        """By tokens, where in ``_lines`` is the line that they are on; -1 for none."""
+        if not (self.layers and self.embeddings):
+            return []
+        places = [-1] * self._tokens[0]
+        for low, high in pairwise(self._tokens):
+            places += [len(self._lines)] * (high - low)
+            sums = (self.layers[low], self.layers[high], self.embeddings[low], self.embeddings[high])
+            self._lines.append(SumsLine(low, high, *sums))
+        return places
 
     def head(self, sequences: int) -> Sums | None:
         """Of the head, for up to PREPARED_SEQUENCES."""
@@ -176,7 +207,6 @@ class LayerTable:
         "_knots",
         "_made",
         "_outside",
-        "_passes",
         "_prepared",
         "_shard",
         "_sums",
@@ -209,7 +239,6 @@ class LayerTable:
         }
         self._affine: tuple[Costs, Costs] | None = None
         self._sums: dict[int, Sums] = {}
-        self._passes: dict[int, tuple[Line | None, Line | None, Sums | None]] = {}
         self._asked: dict[int, int] = {}
         self.layers: list[dict[int, Times]] = [{} for _ in shares]
         self.embeddings: list[dict[int, Times]] = [{} for _ in shares]
@@ -219,19 +248,19 @@ class LayerTable:
 
     def add_layer(self, tokens: int, sms: int) -> Times:
         """A layer on one or more tokens."""
-        prepared = self._together()
+        prepared = self.together()
         known = {} if prepared is None else prepared.layers
         return put(self.layers[sms], tokens, self._on_line(known, self._layer, tokens, sms))
 
     def add_embedding(self, tokens: int, sms: int) -> Times:
         """The embedding of one or more tokens."""
-        prepared = self._together()
+        prepared = self.together()
         known = {} if prepared is None else prepared.embeddings
         return put(self.embeddings[sms], tokens, self._on_line(known, self._embedding, tokens, sms))
 
     def add_head(self, rows: int, sms: int) -> Times:
         """Final norm, LM head and sampling of so many sequences."""
-        prepared = self._together()
+        prepared = self.together()
         sums = None if prepared is None else prepared.head(rows)
         times = self._once("head", rows, sms) if sums is None else sums.on(sms)
         return put(self.heads[sms], rows, times)
@@ -254,42 +283,10 @@ class LayerTable:
             found = put(self._head_costs, rows, (flops, moved))
         return found
 
-    def lines(self, tokens: int) -> tuple[Line | None, Line | None]:
-        """Of a layer and of the embedding: the prepared sums at the knots around so many tokens, and how far from the
-        first these are. None where there are none."""
-        prepared = self._together()
-        if prepared is None:
-            return None, None
-        knots, place = self._knots, bisect_right(self._knots, tokens)
-        if not 0 < place < len(knots):
-            return None, None
-        low, high = knots[place - 1], knots[place]
-        share = (tokens - low) / (high - low)
-        return _line(prepared.layers, low, high, share), _line(prepared.embeddings, low, high, share)
-
-    def head_sums(self, rows: int) -> Sums | None:
-        """The head for so many sequences, where that is prepared."""
+    def together(self) -> Prepared | None:
+        """Sums made together, where they are worth it."""
         prepared = self._prepared
-        return None if prepared is None or not prepared.made else prepared.head(rows)
-
-    def pass_times(self, requests: int, sms: int) -> tuple[Times, Times, Times]:
-        """A layer without attention, the embedding and the head of a pass that decodes so many."""
-        known, prepared = self._passes.get(requests), self._prepared
-        if known is None and prepared is not None and prepared.made:
-            known = put(self._passes, requests, (*self.lines(requests), self.head_sums(requests)))
-        if known is not None:
-            layer, embedding, head = known
-            if layer is not None and embedding is not None and head is not None:
-                return (
-                    between_sums(layer[0], layer[1], layer[2], sms),
-                    between_sums(embedding[0], embedding[1], embedding[2], sms),
-                    head.on(sms),
-                )
-        return (
-            self.layers[sms].get(requests) or self.add_layer(requests, sms),
-            self.embeddings[sms].get(requests) or self.add_embedding(requests, sms),
-            self.heads[sms].get(requests) or self.add_head(requests, sms),
-        )
+        return prepared if prepared is not None and prepared.worth() else None
 
     def make_ready(self) -> None:
         """Makes what is prepared, now."""
@@ -301,11 +298,6 @@ class LayerTable:
         if self._prepared is None:
             return []
         return [(tokens, sums.seconds) for tokens, sums in self._prepared.layers.items()]
-
-    def _together(self) -> Prepared | None:
-        """Sums made together, where they are worth it."""
-        prepared = self._prepared
-        return prepared if prepared is not None and prepared.worth() else None
 
     def _cost(self, tokens: int) -> Costs:
         (flops, moved), (of_embedding, moved_by_embedding) = (

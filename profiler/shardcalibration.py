@@ -94,7 +94,7 @@ class ShardCalibration:
         if op is None:
             return self._defaults[kernel.kind], kernel.source
         if kernel.op == "attention_prefill":
-            return self._prefill(op, kernel)
+            return self._prefill(op, kernel.dims, kernel.chunks)
         if kernel.op == "attention_decode":
             return self._decode_grid(op, kernel).alphas((kernel.dims[0], kernel.size / kernel.dims[0]))
         alphas, source = self._curve(op, kernel).alphas((kernel.size,))
@@ -170,28 +170,34 @@ class ShardCalibration:
             found = self._grids[key] = self._grid(op, {varying: knots}, fixed)
         return found
 
-    def _prefill(self, op: OpCalibration, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
-        if op.prefixed or len(kernel.chunks) > 1:
-            alphas, source = self._prefill_grid(op, kernel).alphas(_typical(kernel.chunks, op.prefixed))
-            outside = not op.prefixed and any(cached for _, cached in kernel.chunks)
+    def prefill_alphas(self, dims: tuple[int, ...], chunks: Chunks) -> tuple[tuple[float, ...], Source]:
+        """``alphas`` of a prefill attention of these dimensions."""
+        op = self._ops.get("attention_prefill")
+        return (self._defaults["attention"], "roofline") if op is None else self._prefill(op, dims, chunks)
+
+    def _prefill(self, op: OpCalibration, dims: tuple[int, ...], chunks: Chunks) -> tuple[tuple[float, ...], Source]:
+        prefixed = op.prefixed
+        if prefixed or len(chunks) > 1:
+            alphas, source = self._prefill_grid(op, dims).alphas(_typical(chunks, prefixed))
+            outside = not prefixed and sum([cached for _, cached in chunks]) > 0
             return alphas, "extrapolated" if outside else source
         # One sequence without a measured prefix, the usual launch, needs one line of the grid.
-        line = self._lines.get(kernel.dims)
+        line = self._lines.get(dims)
         if line is None:
-            line = self._lines[kernel.dims] = self._prefill_grid(op, kernel).line(1.0)
-        new, cached = kernel.chunks[0]
+            line = self._lines[dims] = self._prefill_grid(op, dims).line(1.0)
+        new, cached = chunks[0]
         if not cached:
             return line.alphas((new,))
         return line.alphas((math.sqrt(new * new + 2.0 * new * cached),))[0], "extrapolated"
 
-    def _prefill_grid(self, op: OpCalibration, kernel: Kernel) -> Grid:
-        key = (op.op, kernel.dims)
+    def _prefill_grid(self, op: OpCalibration, dims: tuple[int, ...]) -> Grid:
+        key = (op.op, dims)
         found = self._grids.get(key)
         if found is None:
             axes: dict[str, Sequence[float]] = {"sequences": _powers(op, "sequences")}
             axes["new_tokens"] = _powers(op, "new_tokens")
             axes["prefix"] = PREFIX_KNOTS if op.prefixed else (0.0,)
-            found = self._grids[key] = self._grid(op, axes, _heads(kernel.dims))
+            found = self._grids[key] = self._grid(op, axes, _heads(dims))
         return found
 
     def _decode_grid(self, op: OpCalibration, kernel: Kernel) -> Grid:

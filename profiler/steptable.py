@@ -13,18 +13,30 @@ from typing import TYPE_CHECKING, Protocol
 from profiler.decodepass import DecodePass, Pieces
 from profiler.decodetable import DecodeTable
 from profiler.kernels import Chunks, Kernel, Shard
-from profiler.kerneltime import KernelClock, KernelTime
+from profiler.kerneltime import (
+    AttentionRates,
+    AttentionTimer,
+    KernelClock,
+    KernelTime,
+    KernelTimer,
+    PromptTimer,
+    blocks_of,
+)
 from profiler.latency import Source
 from profiler.layertable import PREPARED_SEQUENCES, LayerTable, Prepared, cost_of
 from profiler.overlap import Parts, overlapped, overlapped_cost
+from profiler.passrest import PassRest
 from profiler.prefillbatch import PrefillBatch
 from profiler.tables import put
-from profiler.times import NO_TIME, Times
+from profiler.times import NO_TIME, OnShare, Times
 from profiler.work import Work, bad_layers
 
 if TYPE_CHECKING:
     from profiler.decodetable import DecodeKnots
 
+
+UNMEASURED: tuple[tuple[float, ...], Source] = ((1.0,), "roofline")
+"""Alphas of a kernel and their source without a calibration."""
 
 RECENT_BATCHES = 1024
 """Batches of prompts that are kept: one is asked for on several shares, and then no more."""
@@ -35,7 +47,9 @@ class Calibration(Protocol):
 
     def calibrated(self, kernel: Kernel) -> Kernel: ...
 
-    def alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]: ...
+    def prefill_alphas(self, dims: tuple[int, ...], chunks: Chunks) -> tuple[tuple[float, ...], Source]:
+        """Those of a prefill attention of these dimensions, and the source."""
+        ...
 
     @property
     def outside_layers(self) -> list[float] | None:
@@ -78,6 +92,7 @@ class StepTable:
 
     __slots__ = (
         "_attention",
+        "_attention_dims",
         "_batches",
         "_bounds",
         "_calibration",
@@ -86,6 +101,7 @@ class StepTable:
         "_layers",
         "_mixed_ratio",
         "_passes",
+        "_rates",
         "_shard",
         "dram_bytes_per_s",
         "model_layers",
@@ -110,6 +126,8 @@ class StepTable:
         batches = None if beforehand is None else beforehand.batches
         self._decode = DecodeTable(shard, clock, self._calibrated, calibration, batches)
         self._attention: list[dict[Chunks, Times]] = [{} for _ in shares]
+        self._attention_dims = shard.attention_prefill(((1, 0),)).dims
+        self._rates = AttentionRates(clock)
         self._batches: dict[Chunks, PrefillBatch] = {}
         self._bounds: dict[int, list[tuple[int, float, list[float]]]] = {}
         self._passes: list[dict[int, DecodePass]] = [{} for _ in shares]
@@ -234,16 +252,15 @@ class StepTable:
         if not work.decode_context_tokens >= requests > 0:
             raise _bad(work)
         pieces = self._decode.known[sms].get(requests) or self._decode.add(requests, sms)
-        layer, embedding, last = self._layers.pass_times(requests, sms)
+        layer_s, layer_dram_s, source, embedding_s, embedding_dram_s, head_s, head_dram_s = self._rest(requests, sms)
         count = self.model_layers
-        once_s, once_dram_s = embedding.seconds, embedding.dram_seconds
         return Pieces(
             pieces.starts,
-            [count * (at_zero + layer.seconds) + once_s + last.seconds for at_zero in pieces.at_zero],
+            [count * (at_zero + layer_s) + embedding_s + head_s for at_zero in pieces.at_zero],
             [count * a_token for a_token in pieces.a_token],
-            [count * (dram + layer.dram_seconds) + once_dram_s + last.dram_seconds for dram in pieces.dram_at_zero],
+            [count * (dram + layer_dram_s) + embedding_dram_s + head_dram_s for dram in pieces.dram_at_zero],
             [count * a_token for a_token in pieces.dram_a_token],
-            [layer.source if layer.seconds >= pieces.at(start)[0] else pieces.at(start)[2] for start in pieces.starts],
+            [source if layer_s >= pieces.at(start)[0] else pieces.at(start)[2] for start in pieces.starts],
         )
 
     def cost(self, work: Work) -> tuple[float, float]:
@@ -280,8 +297,12 @@ class StepTable:
         return kernels if calibration is None else [calibration.calibrated(kernel) for kernel in kernels]
 
     def _add_pass(self, requests: int, sms: int) -> DecodePass:
-        lines, (layer, embedding, head) = self._decode.lines(requests, sms), self._layers.pass_times(requests, sms)
-        return put(self._passes[sms], requests, DecodePass(lines, layer, embedding, head))
+        decoded = DecodePass(self._decode.lines(requests, sms), self._rest(requests, sms))
+        return put(self._passes[sms], requests, decoded)
+
+    def _rest(self, requests: int, sms: int) -> OnShare:
+        """A pass that decodes so many, but for attention."""
+        return PassRest(self._layers, requests, requests).on(sms)
 
     def _add_layer(self, tokens: int, sms: int, work: Work) -> Times:
         self._check_tokens(tokens, work)
@@ -300,28 +321,44 @@ class StepTable:
 
     def _add_attention(self, prefill: Chunks, sms: int) -> Times:
         kernel = self._attention_kernel(prefill)
-        alphas, source = self._alphas(kernel)
+        alphas, source = self._alphas(prefill)
         _, seconds, bound, source = self._clock.timed(kernel, sms, alphas, source)
         return put(self._attention[sms], prefill, Times(seconds, seconds if bound == "dram" else 0.0, source))
 
     def batch(self, chunks: Chunks) -> PrefillBatch:
         """These prompts, with nothing that decodes. Raises ValueError as ``launch`` does."""
-        batch = self._batches.get(chunks)
-        if batch is None:
-            kernel = self._attention_kernel(chunks)
-            alphas, source = self._alphas(kernel)
-            batch = PrefillBatch(kernel, alphas, source, self._clock, self._layers)
-            put(self._batches, chunks, batch, RECENT_BATCHES)
-        return batch
+        return self._batches.get(chunks) or put(self._batches, chunks, self._make_batch(chunks), RECENT_BATCHES)
 
-    def _attention_kernel(self, chunks: Chunks) -> Kernel:
-        for new, cached in chunks:
-            if new < 1 or cached < 0:
-                raise _bad(Work(chunks))
-        return self._shard.attention_prefill(chunks)
+    def _make_batch(self, chunks: Chunks) -> PrefillBatch:
+        tokens = _new_tokens(chunks)
+        totals, dims = self._shard.prompt_totals(chunks), self._attention_dims
+        alphas, source = self._alphas(chunks)
+        timer: PromptTimer
+        if len(alphas) == 1:
+            sequences = [blocks_of(chunk, dims) for chunk in chunks] if len(chunks) > 1 else []
+            timer = AttentionTimer(self._rates, totals, sequences, alphas[0], source)
+        else:
+            timer = KernelTimer(self._clock, self._shard.attention_prefill(chunks), alphas, source)
+        return PrefillBatch(timer, totals[0], totals[1], tokens, len(chunks), self._layers)
 
-    def _alphas(self, kernel: Kernel) -> tuple[tuple[float, ...], Source]:
-        return (kernel.alphas, kernel.source) if self._calibration is None else self._calibration.alphas(kernel)
+    def _attention_kernel(self, prefill: Chunks) -> Kernel:
+        _new_tokens(prefill)
+        return self._shard.attention_prefill(prefill)
+
+    def _alphas(self, prefill: Chunks) -> tuple[tuple[float, ...], Source]:
+        """Of their attention."""
+        calibration = self._calibration
+        return UNMEASURED if calibration is None else calibration.prefill_alphas(self._attention_dims, prefill)
+
+
+def _new_tokens(chunks: Chunks) -> int:
+    """Raises ValueError where there are none, or fewer cached ones than none."""
+    tokens = 0
+    for new, cached in chunks:
+        if new < 1 or cached < 0:
+            raise _bad(Work(chunks))
+        tokens += new
+    return tokens
 
 
 def _bad(work: Work) -> ValueError:

@@ -26,6 +26,11 @@ class Times(NamedTuple):
     link_seconds: float = 0.0
 
 
+OnShare = tuple[float, float, Source, float, float, float, float]
+"""A pass on some SMs: of a layer seconds, those of them that DRAM bounds and what they rest on; seconds and DRAM
+seconds of the embedding, and of the head."""
+
+
 def scaled(times: Times, factor: float) -> Times:
     """So many times as long."""
     seconds, dram, source, link = times

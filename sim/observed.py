@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from operator import sub, truediv
 from typing import Final, NamedTuple, overload
 
 from policies.api import Observation
+from policies.recalibration import Errors
 from profiler.work import Overlap, Work
 
 OBSERVED_STEPS: Final = 64
@@ -51,64 +51,41 @@ def _observations(coasted: CoastedSteps) -> list[Observation]:
     return [_observation(coasted, place) for place in range(max(0, steps - OBSERVED_STEPS), steps)]
 
 
-def _errors_since(coasted: CoastedSteps, latest: Observation | None, most: int) -> tuple[list[float], bool]:
-    """Measured over predicted seconds of the steps after ``latest``, no more than the last ``most``; and whether
-    ``latest`` is one of them."""
-    lane, _, _, _, contexts, predicted_s, times_s = coasted
-    steps, met = len(contexts), False
-    first = max(0, steps - most)
-    if latest is not None and latest[0] == lane:
-        ended = bisect_right(times_s, latest[7], first, steps + 1) - 1
-        if ended > first and times_s[ended] == latest[7]:
-            first, met = ended, True
-    measured_s = map(sub, times_s[first + 1 : steps + 1], times_s[first:steps])
-    return list(map(truediv, measured_s, predicted_s[first:steps])), met
+def _errors(coasted: CoastedSteps, most: int) -> list[float]:
+    """Measured over predicted seconds of the steps, no more than the last ``most``."""
+    _, _, _, _, contexts, predicted_s, times_s = coasted
+    first = max(0, len(contexts) - most)
+    measured_s = map(sub, times_s[first + 1 :], times_s[first:-1])
+    return list(map(truediv, measured_s, predicted_s[first:]))
 
 
 class ObservedSteps(Sequence[Observation]):
-    """The last finished steps, oldest first; what coasts have done becomes Observations only when somebody looks.
+    """The last finished steps, oldest first; what coasts have done becomes Observations only when somebody looks."""
 
-    ``_counted`` is the item that ends with the step ``_newest``, the last one that ``errors_since`` has counted.
-    """
-
-    __slots__ = ("_counted", "_finished", "_items", "_last_listed", "_newest", "add")
+    __slots__ = ("_finished", "_items", "_last_listed", "add")
 
     def __init__(self) -> None:
         # Each item is one step or more, so that the last steps are always among them.
         self._items: deque[Item] = deque(maxlen=OBSERVED_STEPS)
         self._finished: deque[Observation] = deque(maxlen=OBSERVED_STEPS)
         self._last_listed: Item | None = None
-        self._counted: Item | None = None
-        self._newest: Observation | None = None
         self.add = self._items.append
 
-    def errors_since(self, latest: Observation | None) -> tuple[Observation | None, list[tuple[bool, list[float]]]]:
-        """See :func:`policies.recalibration.errors_since`: nothing becomes an Observation but the newest step."""
-        # Who counts goes on from the newest step that it was told of, and nothing up to there is looked at again.
-        counted = self._counted if latest is self._newest else None
-        newest: Observation | None = None
-        last_s, left = -1.0 if latest is None else latest[7], OBSERVED_STEPS
-        found: list[tuple[bool, list[float]]] = []
+    def errors_since(self, latest: Hashable) -> tuple[Hashable, Errors]:
+        """See :func:`policies.recalibration.errors_since`: an item stands for its last step."""
+        found: Errors = []
+        left = OBSERVED_STEPS
         for item in reversed(self._items):
-            if item is counted:
+            if item is latest or not left:
                 break
             if isinstance(item, CoastedSteps):
-                errors, met = _errors_since(item, latest, left)
-                if errors:
-                    newest = newest or _observation(item, len(item[4]) - 1)
-                    found.append((False, errors))
+                errors = _errors(item, left)
+                found.append((False, errors))
                 left -= len(errors)
             else:
-                met = item[7] == last_s and item == latest
-                if not met:
-                    newest = newest or item
-                    found.append((bool(item[1][0]), [item[6] / item[5]]))
-                    left -= 1
-            if met or not left:
-                break
-        if newest is not None:
-            self._newest, self._counted = newest, self._items[-1]
-        return newest or latest, found
+                found.append((bool(item[1][0]), [item[6] / item[5]]))
+                left -= 1
+        return self._items[-1] if found else latest, found
 
     def _listed(self) -> deque[Observation]:
         last, fresh = self._last_listed, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -158,8 +158,9 @@ def test_of_a_long_coast_the_last_steps_are_observed():
 
 @given(st.lists(st.integers(0, 90), max_size=8), st.integers(0, 2**30))
 def test_errors_are_those_of_the_observations(lengths: list[int], seed: int):
-    """Whatever was counted last, nothing included: coasts of so many steps, or a prefill for 0; few distinct times."""
-    draw, observed, now_s = random.Random(seed), ObservedSteps(), 1.0
+    """Whenever they are asked for: of coasts of so many steps, or a prefill for 0; few distinct times."""
+    draw, observed, now_s, uncounted = random.Random(seed), ObservedSteps(), 1.0, 0
+    latest: Hashable = None
     for steps in lengths:
         if steps:
             times_s = list(accumulate(draw.choices((0.25, 0.5), k=steps), initial=now_s))
@@ -172,14 +173,17 @@ def test_errors_are_those_of_the_observations(lengths: list[int], seed: int):
             observed.add(
                 Observation("prefill", Work(((10, 0),)), 10, None, 0, 0.5, took_s, now_s + draw.choice((0, 0.5)))
             )
-    listed = list(observed)
-    for latest in (None, *draw.choices(listed, k=min(3, len(listed)))):
-        newest, runs = errors_since(observed, latest)
-        plain_newest, plain = errors_since(listed, latest)
-        assert newest == plain_newest
+        uncounted += steps or 1
+        if draw.random() < 0.3:
+            continue
+        fresh = list(observed)[-uncounted:] if uncounted else []
+        latest, runs = errors_since(observed, latest)
+        _, plain = errors_since(fresh, None)
         assert [(prefills, error) for prefills, errors in runs for error in reversed(errors)] == [
             (prefills, error) for prefills, (error,) in plain
         ]
+        uncounted = 0
+        assert errors_since(observed, latest) == (latest, [])
 
 
 @pytest.mark.parametrize("rows", [0, 1, 10, 11])
