@@ -25,11 +25,13 @@ from benchmarks.paper import (
     fig22,
     fig23,
     headline,
+    samples,
     summary,
     utilisation,
 )
 from benchmarks.paper.command import Swept
 from benchmarks.paper.numbers import Number, read_numbers, write_numbers
+from benchmarks.paper.points import Point
 from benchmarks.paper.runs import Outcome
 from benchmarks.paper.setting import SYSTEMS
 from policies import ChunkedPrefill
@@ -218,6 +220,17 @@ def test_figure_15_means_over_the_papers_points(tmp_path: Path) -> None:
     path.write_text("\n".join((*rows, "W,tpot_ms,S,3,99,", "")))
     (found,) = summary.fig15_numbers(path)
     assert (found.ours, found.paper, found.difference) == (20, 40, -0.5)
+
+
+def test_samples_are_held_against_each_of_the_papers_tpots() -> None:
+    paper = [
+        Point("ShareGPT", "tpot_ms", "SGLang-2048", 12.0, 100.0, "digitised"),
+        Point("ShareGPT", "tpot_ms", "NanoFlow-1024", 12.0, 80.0, "digitised"),
+        Point("ShareGPT", "ttft_s", "Bullet", 12.0, 1.0, "digitised"),
+    ]
+    assert samples.theirs(paper) == {("ShareGPT", "SGLang-2048", 12.0): 0.1}
+    found = samples.row(("ShareGPT", "SGLang-2048", 12.0), 0.1, [0.05, 0.085, 0.12])
+    assert found == ("ShareGPT", "SGLang-2048", "12/s", "100 ms", "85 ms", "50 ms", "120 ms", "-15%", "2 of 3")
 
 
 def test_numbers_are_read_as_they_were_written(tmp_path: Path) -> None:
