@@ -23,7 +23,6 @@ from benchmarks.paper.runs import Run, outcomes
 from benchmarks.paper.setting import SYSTEMS, WORKLOADS, config
 from benchmarks.paper_kernels import table
 
-
 Key = tuple[str, str, float]
 """Workload, system and rate."""
 
