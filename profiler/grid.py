@@ -12,12 +12,17 @@ from profiler.latency import Source
 class Axis:
     """Knots along one size, and the logarithms between which to interpolate."""
 
-    __slots__ = ("knots", "logs")
+    __slots__ = ("first", "knots", "last", "logs")
 
     def __init__(self, knots: Sequence[float]) -> None:
         # Whole sizes are asked for, and whole numbers compare faster with each other than with floats.
         self.knots = [int(knot) if knot == int(knot) else knot for knot in knots]
         self.logs = [math.log1p(knot) for knot in knots]
+        self.first, self.last = float(knots[0]), float(knots[-1])
+
+    def holds(self, value: float) -> bool:
+        """Whether it is no less than the first knot and no more than the last."""
+        return self.first <= value <= self.last
 
     def place(self, value: float) -> tuple[int, float]:
         """(index of the knot below, share of the way to the next): held at both ends."""
@@ -49,7 +54,7 @@ class Grid:
         ]
         self._single = [row[0] for row in values] if len(values[0]) == 1 else None
 
-    def alphas(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+    def alphas(self, at: tuple[float, ...]) -> tuple[tuple[float, ...], Source]:
         """(alphas, source) between the knots around ``at``; a knot's own where it is one, extrapolated beyond them."""
         if self._single is not None and len(self._varying) == 1:
             alphas, source = self._on_line(self._single, at)
@@ -58,11 +63,11 @@ class Grid:
         else:
             alphas, source = self._between(at)
         for axis, value in zip(self.axes, at, strict=True):
-            if not axis.knots[0] <= value <= axis.knots[-1]:
+            if not axis.holds(value):
                 return alphas, "extrapolated"
         return alphas, source
 
-    def _on_line(self, logs: list[float], at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+    def _on_line(self, logs: list[float], at: tuple[float, ...]) -> tuple[tuple[float, ...], Source]:
         """:meth:`alphas` of the usual grid: one axis varies, and each of its knots has one number."""
         place, axis, _ = self._varying[0]
         value, sources = at[place], self.sources
@@ -72,34 +77,33 @@ class Grid:
             log += share * (logs[low + 1] - log)
             if source != "extrapolated":
                 source = "extrapolated" if sources[low + 1] == "extrapolated" else "interpolated"
-        elif not axis.knots[0] <= value <= axis.knots[-1]:
+        elif not axis.holds(value):
             source = "extrapolated"
         return (math.exp(log),), source
 
-    def _between(self, at: Sequence[float]) -> tuple[tuple[float, ...], Source]:
+    def _between(self, at: tuple[float, ...]) -> tuple[tuple[float, ...], Source]:
         """As ``alphas``, held at the borders."""
         single, sources = self._single, self.sources
-        corners = [(0, 1.0)]
+        corners, weights = [0], [1.0]
         for place, axis, stride in self._varying:
             low, share = axis.place(at[place])
             start = low * stride
             if share:
-                end, rest = start + stride, 1 - share
-                corners = [(index + start, weight * rest) for index, weight in corners] + [
-                    (index + end, weight * share) for index, weight in corners
-                ]
+                rest = 1 - share
+                corners = [index + start for index in corners] + [index + start + stride for index in corners]
+                weights = [weight * rest for weight in weights] + [weight * share for weight in weights]
             elif start:
-                corners = [(index + start, weight) for index, weight in corners]
-        source = sources[corners[0][0]]
+                corners = [index + start for index in corners]
+        source = sources[corners[0]]
         if len(corners) > 1 and source != "extrapolated":
-            source = "extrapolated" if sources[corners[-1][0]] == "extrapolated" else "interpolated"
+            source = "extrapolated" if sources[corners[-1]] == "extrapolated" else "interpolated"
         if single is not None:
             log = 0.0
-            for index, weight in corners:
-                log += weight * single[index]
+            for place, index in enumerate(corners):
+                log += weights[place] * single[index]
             return (math.exp(log),), source
-        shares = range(len(self.values[0]))
-        logs = [sum([weight * self.values[index][share] for index, weight in corners]) for share in shares]
+        weighed, shares = list(zip(corners, weights, strict=True)), range(len(self.values[0]))
+        logs = [sum([weight * self.values[index][share] for index, weight in weighed]) for share in shares]
         return tuple(map(math.exp, logs)), source
 
     def across(self, first: float, columns: Sequence[int]) -> list[tuple[float, Source]]:
@@ -107,7 +111,7 @@ class Grid:
         logs, axis, stride = self._single, self.axes[0], self.strides[0]
         assert logs is not None
         low, share = axis.place(first)
-        outside = not axis.knots[0] <= first <= axis.knots[-1]
+        outside = not axis.holds(first)
         found: list[tuple[float, Source]] = []
         for column in columns:
             place = low * stride + column

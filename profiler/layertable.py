@@ -20,6 +20,12 @@ from profiler.times import Sums, Times, added, between, between_sums, scaled, sc
 PREPARED_TOKENS, PREPARED_SEQUENCES = 8192, 256
 """Up to which sums on all shares are made together: more than most launches have."""
 
+LONGEST_TOKENS = 32_768
+"""Up to which they are where longer launches than those come, or nobody can wait for them."""
+
+FEW_LONGER = 16
+"""Longer launches that cost less one by one."""
+
 HEADS_AT_ONCE = 32
 """Numbers of sequences for which the head is."""
 
@@ -79,12 +85,14 @@ class Prepared:
 
     __slots__ = (
         "_asked",
+        "_asked_longer",
         "_calibrated",
         "_clock",
         "_embeddings",
         "_heads",
         "_layers",
         "_lines",
+        "_longer",
         "_outside",
         "_places",
         "_shard",
@@ -105,6 +113,8 @@ class Prepared:
         self._calibrated = calibrated
         self._outside = outside
         self._tokens = [knot for knot in knots if knot <= PREPARED_TOKENS]
+        self._longer = [knot for knot in knots if PREPARED_TOKENS < knot <= LONGEST_TOKENS]
+        self._asked_longer = 0
         self._asked = 0
         self._layers: dict[int, Sums] | None = None
         self._embeddings: dict[int, Sums] | None = None
@@ -115,7 +125,8 @@ class Prepared:
 
     def make(self) -> None:
         """All of them, whether they are worth it or not."""
-        self._asked = FEW + 1
+        self._asked, self._asked_longer = FEW + 1, FEW_LONGER
+        self.line(LONGEST_TOKENS)
         if self.layers and self.embeddings:
             for sequences in range(1, PREPARED_SEQUENCES, HEADS_AT_ONCE):
                 self.head(sequences)
@@ -147,21 +158,33 @@ class Prepared:
     def line(self, tokens: int) -> SumsLine | None:
         """The sums at the knots around so many tokens; None where there are none."""
         if self._places is None:
-            self._places = self._place_lines()
+            self._places = [-1] * self._tokens[0] if self.layers and self.embeddings else []
+            self._place_lines(self._tokens)
         # Knots are too many to search them for each batch.
-        place = self._places[tokens] if tokens < len(self._places) else -1
-        return None if place < 0 else self._lines[place]
+        places = self._places
+        if tokens >= len(places) and self._longer:
+            self._asked_longer += 1
+            if self._asked_longer > FEW_LONGER:
+                self._add_longer()
+        return self._lines[places[tokens]] if tokens < len(places) and places[tokens] >= 0 else None
 
-    def _place_lines(self) -> list[int]:
-        """By tokens, where in ``_lines`` is the line that they are on; -1 for none."""
+    def _add_longer(self) -> None:
+        """Sums at the knots beyond PREPARED_TOKENS."""
+        longer, self._longer = self._longer, []
+        if self.layers and self.embeddings:
+            self.layers.update(self._sums(self._shard.layer_kernels, longer))
+            self.embeddings.update(self._once(self._sums(self._shard.embedding_kernels, longer)))
+            self._place_lines([self._tokens[-1], *longer])
+
+    def _place_lines(self, knots: Sequence[int]) -> None:
+        """Notes, by tokens from those of the first knot on, where in ``_lines`` is the line that they are on."""
         if not (self.layers and self.embeddings):
-            return []
-        places = [-1] * self._tokens[0]
-        for low, high in pairwise(self._tokens):
-            places += [len(self._lines)] * (high - low)
+            return
+        assert self._places is not None
+        for low, high in pairwise(knots):
+            self._places += [len(self._lines)] * (high - low)
             sums = (self.layers[low], self.layers[high], self.embeddings[low], self.embeddings[high])
             self._lines.append(SumsLine(low, high, *sums))
-        return places
 
     def head(self, sequences: int) -> Sums | None:
         """Of the head, for up to PREPARED_SEQUENCES."""

@@ -74,9 +74,12 @@ class ObservedSteps(Sequence[Observation]):
     def errors_since(self, latest: Hashable) -> tuple[Hashable, Errors]:
         """See :func:`policies.recalibration.errors_since`: an item stands for its last step."""
         found: Errors = []
-        left = OBSERVED_STEPS
-        for item in reversed(self._items):
-            if item is latest or not left:
+        items, left = self._items, OBSERVED_STEPS
+        place = len(items)
+        while place and left:
+            place -= 1
+            item = items[place]
+            if item is latest:
                 break
             if isinstance(item, CoastedSteps):
                 errors = _errors(item, left)
@@ -85,7 +88,7 @@ class ObservedSteps(Sequence[Observation]):
             else:
                 found.append((bool(item[1][0]), [item[6] / item[5]]))
                 left -= 1
-        return self._items[-1] if found else latest, found
+        return items[-1] if found else latest, found
 
     def _listed(self) -> deque[Observation]:
         last, fresh = self._last_listed, []
