@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.api import Outcome, RequestProgress, View
 from profiler.series import PrefillPasses, prefill_passes
@@ -17,6 +17,8 @@ SATURATING_TOKENS = 4096
 """A prompt long enough that neither weights nor tail waves hold it back."""
 
 SATURATING = ((SATURATING_TOKENS, 0),)
+
+new: Final = tuple.__new__
 
 
 def percentile(values: Iterable[float], share: float) -> float:
@@ -137,7 +139,7 @@ def forecast_queue(
     attains 0.75. FLOP/s count every limit. Estimates are multiplied by ``alpha``, which changes no batch.
     """
     shapes = [prefill_shape(request) for request in queue]
-    return QueueForecast(queue, *_batches(prefill_passes(view.latency, sms), shapes, fill, alpha))
+    return new(QueueForecast, (queue, *_batches(prefill_passes(view.latency, sms), shapes, fill, alpha)))
 
 
 def _batches(
@@ -148,7 +150,7 @@ def _batches(
     if count > 1:
         full_s, full = passes.of(SATURATING)
         enough = fill * full / full_s
-        if not any(cached for _, cached in shapes):
+        if sum([cached for _, cached in shapes]) == 0:
             fewest = passes.fewest_tokens(enough, count)
     ends_s: list[float] = []
     ahead_s, first, begin, tokens = 0.0, 0, 0, 0
@@ -173,18 +175,20 @@ def shortest_first(
     Less prefill is less latency on the same SMs, so sorting by tokens sorts by estimated latency.
     """
     shapes, passes = [prefill_shape(request) for request in queue], prefill_passes(view.latency, sms)
-    places = sorted(range(len(queue)), key=lambda place: shapes[place][0])
-    if places == list(range(len(queue))):
-        return QueueForecast(queue, *_batches(passes, shapes, fill, alpha))
+    tokens = [new_tokens for new_tokens, _ in shapes]
+    if tokens == sorted(tokens):
+        return new(QueueForecast, (queue, *_batches(passes, shapes, fill, alpha)))
+    places = sorted(range(len(tokens)), key=tokens.__getitem__)
     now, (floor_s, base_s, token_s) = view.now_s, view.slo.ttft_line
     due_s = [request.arrival_s + max(floor_s, base_s + token_s * request.prompt_tokens) for request in queue]
     sorted_ends_s, sorted_batch = _batches(passes, [shapes[place] for place in places], fill, alpha)
-    late = [place for place, end_s in zip(places, sorted_ends_s, strict=True) if now <= due_s[place] < now + end_s]
+    late = [place for order, place in enumerate(places) if now <= due_s[place] < now + sorted_ends_s[order]]
     if late:
         ends_s, batch = _batches(passes, shapes, fill, alpha)
-        if any(now + ends_s[place] <= due_s[place] for place in late):
-            return QueueForecast(queue, ends_s, batch)
-    return QueueForecast([queue[place] for place in places], sorted_ends_s, sorted_batch)
+        for place in late:
+            if now + ends_s[place] <= due_s[place]:
+                return new(QueueForecast, (queue, ends_s, batch))
+    return new(QueueForecast, ([queue[place] for place in places], sorted_ends_s, sorted_batch))
 
 
 def on_time_first(

@@ -54,34 +54,33 @@ class KnownBatch(NamedTuple):
 class DecodeLines:
     """Decode attention of one batch on one share, each piece worked out when a context lies on it.
 
-    floor: seconds of the smallest launch. rate, bandwidth: FLOP/s and bytes/s of the share.
+    measured: whether it is the share on which the batch was. floor: seconds of the smallest launch. rate, bandwidth:
+        FLOP/s and bytes/s of the share.
     """
 
-    __slots__ = ("_bandwidth", "_batch", "_floor", "_known", "_rate", "sources", "starts")
+    __slots__ = ("_bandwidth", "_batch", "_floor", "_measured", "_rate", "starts")
 
-    def __init__(self, batch: KnownBatch, sources: list[Source], floor: float, rate: float, bandwidth: float) -> None:
+    def __init__(self, batch: KnownBatch, measured: bool, floor: float, rate: float, bandwidth: float) -> None:
         self._batch = batch
+        self._measured = measured
         self._floor = floor
         self._rate = rate
         self._bandwidth = bandwidth
-        self._known: dict[int, Line] = {}
-        self.starts = batch.starts
-        self.sources = sources
+        self.starts: list[int] = batch.starts
 
-    def line(self, piece: int) -> Line:
-        """One piece."""
-        found = self._known.get(piece)
-        if found is None:
-            found = self._known[piece] = self._line(piece)
-        return found
+    def source(self, piece: int) -> Source:
+        """What one piece rests on."""
+        return self._batch.sources[piece] if self._measured else "extrapolated"
 
     def pieces(self) -> Pieces:
         """All of them."""
         lines = [self.line(piece) for piece in range(len(self.starts))]
         at_zero, a_token, dram_at_zero, dram_a_token = ([line[place] for line in lines] for place in range(4))
-        return Pieces(self.starts, at_zero, a_token, dram_at_zero, dram_a_token, self.sources)
+        sources = [self.source(piece) for piece in range(len(self.starts))]
+        return Pieces(self.starts, at_zero, a_token, dram_at_zero, dram_a_token, sources)
 
-    def _line(self, piece: int) -> Line:
+    def line(self, piece: int) -> Line:
+        """One piece."""
         sizes = self._batch.sizes
         one_s, _ = self._at_knot(piece)
         two_s, in_dram = self._at_knot(piece + 1)
@@ -119,21 +118,20 @@ class DecodePass:
         "_layer_s",
         "_layer_source",
         "_lines",
-        "_more",
+        "_pieces",
         "_source",
-        "_sources",
         "_starts",
     )
 
     def __init__(self, attention: DecodeLines | Pieces, rest: OnShare) -> None:
-        self._lines: list[Line] = []
-        self._more: DecodeLines | None = None
+        # One of the two.
+        self._lines: DecodeLines | None = None
+        self._pieces: Pieces | None = None
         if isinstance(attention, DecodeLines):
-            self._more = attention
+            self._lines = attention
         else:
-            self._lines += zip(*attention[1:5], strict=True)
-        self._starts = attention.starts
-        self._sources = attention.sources
+            self._pieces = attention
+        self._starts: list[int] = attention.starts
         layer_s, layer_dram_s, source, embedding_s, embedding_dram_s, head_s, head_dram_s = rest
         self._layer_s, self._layer_dram_s, self._layer_source = layer_s, layer_dram_s, source
         self._embedding_s, self._embedding_dram_s = embedding_s, embedding_dram_s
@@ -160,6 +158,14 @@ class DecodePass:
         starts = self._starts
         end = bisect_right(starts, context)
         self._begin, self._end = starts[end - 1], starts[end] if end < len(starts) else NEVER
-        line = self._lines[end - 1] if self._more is None else self._more.line(end - 1)
+        piece = end - 1
+        if self._lines is not None:
+            line, self._source = self._lines.line(piece), self._lines.source(piece)
+        else:
+            assert self._pieces is not None
+            _, at_zero, a_token, dram_at_zero, dram_a_token, sources = self._pieces
+            line, self._source = (
+                (at_zero[piece], a_token[piece], dram_at_zero[piece], dram_a_token[piece]),
+                sources[piece],
+            )
         self._at_zero, self._a_token, self._dram_at_zero, self._dram_a_token = line
-        self._source = self._sources[end - 1]

@@ -68,11 +68,9 @@ class DecodeTable:
         if batch is None:
             return self._through(self.points(requests, sms), sms)
         clock = self._clock
-        sources: list[Source] = batch.sources
-        if sms != self._measured_sms:
-            sources = ["extrapolated"] * len(sources)
+        floor, measured = clock.floors.get("attention_decode", 0.0), sms == self._measured_sms
         rate = clock.flops["attention", "bf16"] / self._shard.device.sms * sms
-        return DecodeLines(batch, sources, clock.floors.get("attention_decode", 0.0), rate, clock.bandwidth[sms])
+        return DecodeLines(batch, measured, floor, rate, clock.bandwidth[sms])
 
     def points(self, requests: int, sms: int) -> list[Kernel]:
         """Decode attention at its knots: the least context, those that are known, and one beyond."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from math import log1p
 
 from profiler.latency import Source
 
@@ -17,7 +18,7 @@ class Axis:
     def __init__(self, knots: Sequence[float]) -> None:
         # Whole sizes are asked for, and whole numbers compare faster with each other than with floats.
         self.knots = [int(knot) if knot == int(knot) else knot for knot in knots]
-        self.logs = [math.log1p(knot) for knot in knots]
+        self.logs = [log1p(knot) for knot in knots]
         self.first, self.last = float(knots[0]), float(knots[-1])
 
     def holds(self, value: float) -> bool:
@@ -33,7 +34,7 @@ class Axis:
         if low >= len(knots) - 1 or knots[low] == value:
             return low, 0.0
         log = self.logs[low]
-        return low, (math.log1p(value) - log) / (self.logs[low + 1] - log)
+        return low, (log1p(value) - log) / (self.logs[low + 1] - log)
 
 
 class Grid:
