@@ -6,36 +6,37 @@ Bullet paper, section 3.2: predictions are multiplied by alpha = measured / pred
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from policies.api import Observation
 
 WEIGHT: Final = 1 / 32
 """Of one step in the running mean: a layer group or decode step says little, and a device changes within seconds."""
 
-new: Final = tuple.__new__
-
 Errors = list[tuple[bool, list[float]]]
 """From the newest to the oldest, steps of one kind that follow each other: whether they prefill, and measured over
 predicted seconds of each, the oldest first."""
 
 
-class Alphas(NamedTuple):
+class Alphas:
     """Running means of measured over predicted seconds, of launches that prefill and of those that only decode.
 
     A prediction beside another step holds for the co-runner that it starts with; what comes and goes during a step
     moves its measured time both ways. ``latest`` stands for the newest step that has been counted.
     """
 
-    prefill: float = 1.0
-    decode: float = 1.0
-    latest: Hashable = None
+    __slots__ = ("decode", "latest", "prefill")
+
+    def __init__(self, prefill: float = 1.0, decode: float = 1.0, latest: Hashable = None) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self.latest = latest
 
 
 def refreshed(alphas: Alphas, observed: Sequence[Observation]) -> Alphas:
     """With the steps that have finished since; the same where there is none."""
-    prefill, decode, latest = alphas
-    newest, fresh = errors_since(observed, latest)
+    prefill, decode = alphas.prefill, alphas.decode
+    newest, fresh = errors_since(observed, alphas.latest)
     if not fresh:
         return alphas
     for prefills, errors in reversed(fresh):
@@ -45,7 +46,7 @@ def refreshed(alphas: Alphas, observed: Sequence[Observation]) -> Alphas:
         else:
             for error in errors:
                 decode += WEIGHT * (error - decode)
-    return new(Alphas, (prefill, decode, newest))
+    return Alphas(prefill, decode, newest)
 
 
 def errors_since(observed: Sequence[Observation], latest: Hashable) -> tuple[Hashable, Errors]:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from profiler.latency import Source
-from profiler.times import OnShare
+from profiler.times import PassTimes
 
 
 class Pieces(NamedTuple):
@@ -123,7 +123,7 @@ class DecodePass:
         "_starts",
     )
 
-    def __init__(self, attention: DecodeLines | Pieces, rest: OnShare) -> None:
+    def __init__(self, attention: DecodeLines | Pieces, rest: PassTimes) -> None:
         # One of the two.
         self._lines: DecodeLines | None = None
         self._pieces: Pieces | None = None

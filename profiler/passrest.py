@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler.latency import Source
 from profiler.layertable import LayerTable, SumsLine
-from profiler.times import OnShare, Sums
+from profiler.times import PassTimes, Sums
 
 
 class PassRest:
@@ -27,7 +27,7 @@ class PassRest:
         if line is not None:
             self._share = (tokens - line.low) / (line.high - line.low)
 
-    def on(self, sms: int) -> OnShare:
+    def on(self, sms: int) -> PassTimes:
         """On so many SMs."""
         line = self._line
         if line is None:

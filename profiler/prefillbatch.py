@@ -6,7 +6,26 @@ from profiler.kerneltime import PromptTimer
 from profiler.latency import Source
 from profiler.layertable import LayerTable
 from profiler.passrest import PassRest
-from profiler.times import OnShare
+from profiler.times import PassTimes
+
+
+class OnShare:
+    """A batch on some SMs: of a layer seconds, those of them that DRAM bounds and what they rest on; seconds and DRAM
+    seconds of the embedding and the head, one after the other."""
+
+    __slots__ = ("dram_s", "embedding_dram_s", "embedding_s", "head_dram_s", "head_s", "seconds", "source")
+
+    def __init__(self, attention: tuple[float, bool, Source], rest: PassTimes) -> None:
+        seconds, in_dram, source = attention
+        layer_s, layer_dram_s, layer_source, embedding_s, embedding_dram_s, head_s, head_dram_s = rest
+        # Attention comes first in a layer.
+        self.seconds = seconds + layer_s
+        self.dram_s = (seconds if in_dram else 0.0) + layer_dram_s
+        self.source: Source = layer_source if layer_s >= seconds else source
+        self.embedding_s = embedding_s
+        self.embedding_dram_s = embedding_dram_s
+        self.head_s = head_s
+        self.head_dram_s = head_dram_s
 
 
 class PrefillBatch:
@@ -46,11 +65,12 @@ class PrefillBatch:
         """As ``StepTable.launch`` of so many layers; ``ends`` for a launch with the embedding and the head."""
         known = self._known.get(sms)
         if known is None:
-            known = self._known[sms] = self._on(sms)
-        seconds, dram, source, embedding_s, embedding_dram, head_s, head_dram = known
-        if not ends:
-            return layers * seconds, layers * dram, source
-        return layers * seconds + embedding_s + head_s, layers * dram + embedding_dram + head_dram, source
+            known = self._known[sms] = OnShare(self._timer.on(sms), self._rest.on(sms))
+        seconds, dram_s = layers * known.seconds, layers * known.dram_s
+        if ends:
+            seconds = seconds + known.embedding_s + known.head_s
+            dram_s = dram_s + known.embedding_dram_s + known.head_dram_s
+        return seconds, dram_s, known.source
 
     def timed(self, sms: int) -> bool:
         """Whether ``launch`` has worked out these SMs."""
@@ -68,12 +88,3 @@ class PrefillBatch:
             return layers * flops, layers * moved
         of_head, moved_by_head = self._head_costs
         return layers * flops + of_embedding + of_head, layers * moved + moved_by_embedding + moved_by_head
-
-    def _on(self, sms: int) -> OnShare:
-        """With attention, which comes first in a layer."""
-        seconds, in_dram, source = self._timer.on(sms)
-        layer_s, layer_dram, layer_source, embedding_s, embedding_dram, head_s, head_dram = self._rest.on(sms)
-        dram = (seconds if in_dram else 0.0) + layer_dram
-        if layer_s >= seconds:
-            source = layer_source
-        return seconds + layer_s, dram, source, embedding_s, embedding_dram, head_s, head_dram

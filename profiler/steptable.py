@@ -28,7 +28,7 @@ from profiler.overlap import Parts, overlapped, overlapped_cost
 from profiler.passrest import PassRest
 from profiler.prefillbatch import PrefillBatch
 from profiler.tables import put
-from profiler.times import NO_TIME, OnShare, Times
+from profiler.times import NO_TIME, PassTimes, Times
 from profiler.work import Work, bad_layers
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class StepTable:
         decoded = DecodePass(self._decode.lines(requests, sms), self._rest(requests, sms))
         return put(self._passes[sms], requests, decoded)
 
-    def _rest(self, requests: int, sms: int) -> OnShare:
+    def _rest(self, requests: int, sms: int) -> PassTimes:
         """A pass that decodes so many, but for attention."""
         return PassRest(self._layers, requests, requests).on(sms)
 

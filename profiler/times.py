@@ -26,7 +26,7 @@ class Times(NamedTuple):
     link_seconds: float = 0.0
 
 
-OnShare = tuple[float, float, Source, float, float, float, float]
+PassTimes = tuple[float, float, Source, float, float, float, float]
 """A pass on some SMs: of a layer seconds, those of them that DRAM bounds and what they rest on; seconds and DRAM
 seconds of the embedding, and of the head."""
 

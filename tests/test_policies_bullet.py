@@ -19,7 +19,7 @@ from policies.bullet_eager import BulletEager
 from policies.bulletterms import State
 from policies.forecast import TtftForecast, fewest, missed, percentile
 from policies.phases import DECODE, PREFILL
-from policies.recalibration import UNCORRECTED, WEIGHT, Alphas, refreshed
+from policies.recalibration import UNCORRECTED, WEIGHT, refreshed
 from profiler.constant import ConstantRateModel
 from profiler.latency import Estimate
 from profiler.work import Work
@@ -340,11 +340,12 @@ def test_alphas_count_each_finished_step_once():
     """By hand: 1 + w (1.5 - 1), then + w (2 - that), each phase by itself; also of steps that took equally long."""
     first = [observation(1.0, 1.5), observation(2.0, 3.0, prefill=True)]
     once = refreshed(UNCORRECTED, first)
-    assert once[:2] == (1 + 2 * WEIGHT, 1 + 0.5 * WEIGHT)
+    assert (once.prefill, once.decode) == (1 + 2 * WEIGHT, 1 + 0.5 * WEIGHT)
     assert refreshed(once, first) is once
     more = [*first, observation(3.0, 2.0), observation(4.0, 3.0, prefill=True)]
     prefill, decode = once.prefill + WEIGHT * (3.0 - once.prefill), once.decode + WEIGHT * (2.0 - once.decode)
-    assert refreshed(once, more) == Alphas(prefill, decode, more[-1])
+    twice = refreshed(once, more)
+    assert (twice.prefill, twice.decode, twice.latest) == (prefill, decode, more[-1])
 
 
 def test_an_estimator_that_is_wrong_by_a_factor_is_corrected():
