@@ -55,6 +55,10 @@ class Bandwidth:
         return (0.0, *rates)
 
 
+LEAST_SLOWDOWN, LARGEST_SLOWDOWN = 1e-3, 1e6
+"""Of a launch beside another: no device makes it faster or slower than that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contention:
     """By how much a co-runner slows a launch that decodes, or one that only prefills.

@@ -13,7 +13,16 @@ from scipy.optimize import lsq_linear, minimize
 
 from profiler.calibration import OpCalibration
 from profiler.cpu import cpu_device
-from profiler.devicecalibration import Bandwidth, Composition, Contention, DeviceCalibration, Host, Unmeasured
+from profiler.devicecalibration import (
+    LARGEST_SLOWDOWN,
+    LEAST_SLOWDOWN,
+    Bandwidth,
+    Composition,
+    Contention,
+    DeviceCalibration,
+    Host,
+    Unmeasured,
+)
 from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fittedmodel import FittedModel, fitted
 from profiler.layerfit import layer_costs, product_factors, timed, work_of
@@ -250,7 +259,7 @@ def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -
         reference = times.get(_key(row))
         if reference is None:
             continue
-        slowdown = float(row["latency_s"]) / reference
+        slowdown = _slowdown(row, reference)
         sms, other_sms = int(row["sms"]), int(row["beside_sms"])
         other = work_of(row, "beside_")
         share, bound = model.dram_share(other, other_sms), model.dram_bound_share(work_of(row), sms)
@@ -262,6 +271,18 @@ def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -
     decode_any, decode = _losses(pairs["decode_layers"])
     prefill_any, prefill = _losses(pairs["prefill_layers"])
     return Contention(decode, prefill, decode_any, prefill_any, "measured", tuple(table))
+
+
+def _slowdown(row: Mapping[Any, Any], alone_s: float) -> float:
+    """How many times as long as alone a co-run took."""
+    found = float(row["latency_s"]) / alone_s
+    if not LEAST_SLOWDOWN <= found <= LARGEST_SLOWDOWN:
+        raise ValueError(
+            f"{row['kernel']} of {work_of(row).new_tokens} tokens on {row['sms']} SMs, beside {row['beside']} on "
+            f"{row['beside_sms']}: latency_s is {row['latency_s']:g}, {found:g} times that alone, and at most "
+            f"{LARGEST_SLOWDOWN:g} and at least {LEAST_SLOWDOWN:g} times is possible; measure it again"
+        )
+    return found
 
 
 def _losses(pairs: list[tuple[float, float]]) -> tuple[float, float]:

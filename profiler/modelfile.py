@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from profiler.devicecalibration import Origin
+from profiler.devicecalibration import LARGEST_SLOWDOWN, LEAST_SLOWDOWN, Origin
 from profiler.presets import DEVICES
 from profiler.structure import AXES, features
 from profiler.trees import LARGEST_LEAF
@@ -40,7 +40,7 @@ Loss = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 Ratio = Annotated[float, Field(ge=1e-3, le=1e3)]
 Scale = Annotated[float, Field(ge=0.01, le=100)]
-Slowdown = Annotated[float, Field(ge=1e-3, le=1e6)]
+Slowdown = Annotated[float, Field(ge=LEAST_SLOWDOWN, le=LARGEST_SLOWDOWN)]
 Rate = Annotated[float, Field(ge=1, le=1e21)]
 Size = Annotated[float, Field(ge=0, le=LARGEST_SIZE)]
 Count = Annotated[int, Field(ge=0, le=10**12)]

@@ -347,7 +347,11 @@ def _checked(frame: pd.DataFrame, provenance: Provenance) -> pd.DataFrame:
     _refuse(frame, np.isinf(spread) | (spread < 0), "spread", "it must be 0 or more, empty where it is not known")
     sms = frame["sms"].fillna(0).to_numpy(dtype=np.int64)
     wrong = (sms < 1) | (sms > provenance.sms)
-    _refuse(frame, wrong, "sms", f"it must be 1 to the {provenance.sms} of {provenance.device}")
+    of_device = f"it must be 1 to the {provenance.sms} of {provenance.device}"
+    _refuse(frame, wrong, "sms", of_device)
+    alone, others = (frame["beside"] == "").to_numpy(), frame["beside_sms"].fillna(0).to_numpy(dtype=np.int64)
+    _refuse(frame, alone & (others != 0), "beside", "it must name what kept the SMs of beside_sms busy")
+    _refuse(frame, ~alone & ((others < 1) | (others > provenance.sms)), "beside_sms", of_device)
     for prefix, column in (("", "kernel"), ("beside_", "beside")):
         for kernel in frame[column].unique():
             if prefix and not kernel:

@@ -59,10 +59,7 @@ class Layout:
         return self.out / "warm" / policy_label(label)
 
     def begin(self, plan: Plan) -> None:
-        """Makes the directory, or goes on with one of the same plan. A latency model may lie there already.
-
-        Raises ValueError for a directory that holds something else, or a plan with other settings.
-        """
+        """Writes the plan, or goes on with the same. Raises ValueError where it has other settings."""
         if self.plan.exists():
             known = checked(Plan, read_json(self.plan), str(self.plan))
             served = any(self.out.glob("runs/*/real-*"))
@@ -74,13 +71,16 @@ class Layout:
                         f"{self.out} holds a validation whose {name} is {theirs!r}, and {mine!r} is asked for; give "
                         f"the same, or another --out"
                     )
-        elif any((self.out / "runs").glob("*/real-*")):
-            raise ValueError(f"{self.plan} is missing, and there are runs; put it back, or choose another --out")
-        elif self.out.exists() and (not self.out.is_dir() or set(self.out.iterdir()) - {self.model, self._lock}):
-            raise ValueError(f"{self.out} exists and is no validation; choose another --out")
-        self.out.mkdir(parents=True, exist_ok=True)
         with replacing(self.plan) as partial:
             write_json(partial, plan.model_dump(mode="json"))
+
+    def _refuse_what_is_no_validation(self) -> None:
+        if not self.out.exists() or self.plan.exists():
+            return
+        if any((self.out / "runs").glob("*/real-*")):
+            raise ValueError(f"{self.plan} is missing, and there are runs; put it back, or choose another --out")
+        if not self.out.is_dir() or set(self.out.iterdir()) - {self.model, self._lock}:
+            raise ValueError(f"{self.out} exists and is no validation; choose another --out")
 
     @property
     def _lock(self) -> Path:
@@ -90,10 +90,10 @@ class Layout:
     def held(self) -> Iterator[None]:
         """Keeps other commands out of the directory, which is made; the system lets go when the process ends.
 
-        Raises ValueError where another is at work there, and where it cannot be one.
+        A latency model may lie there already. Raises ValueError where another is at work there, and for a directory
+        that holds something else.
         """
-        if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"{self.out} exists and is no validation; choose another --out")
+        self._refuse_what_is_no_validation()
         self.out.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a") as file:
             try:

@@ -167,7 +167,7 @@ class RunConfig(Settings):
     prefix_cache: whether prompts that begin alike share KV, and later ones find it: needs a trace with block_hashes or
         session_id. What pre-empted requests gave back is then found too.
     estimator: the latency model that the policy plans with, where it is not the one that steps run by; of its settings
-        those in NOT_ESTIMATED are refused.
+        those in NOT_ESTIMATED are refused. See ``planned``.
     oversized: what to do with a request that could never fit: stop before the run, or reject it.
     version, trace_sha256: what the run was made with; checked when it is repeated.
     """
@@ -209,6 +209,14 @@ class RunConfig(Settings):
                     f" give latency.{name} (--latency {name}={value:g}) instead"
                 )
         return self
+
+    @property
+    def planned(self) -> LatencySettings | None:
+        """``estimator``, of the model that ``latency`` names where it names none."""
+        if self.estimator is None or self.estimator.model is not None or self.latency.model is None:
+            return self.estimator
+        same = {"model": self.latency.model, "model_sha256": self.latency.model_sha256}
+        return self.estimator.model_copy(update=same)
 
     @property
     def gpus(self) -> int:

@@ -100,7 +100,7 @@ def prepare(config: RunConfig, *, reading: Callable[[float], None] = untold) -> 
         "version": package_version(),
         "trace_sha256": digest,
         "latency": stamped(config.latency),
-        "estimator": config.estimator and stamped(config.estimator),
+        "estimator": config.planned and stamped(config.planned),
     }
     return Prepared(
         config=config.model_copy(update=stamp),
@@ -179,7 +179,7 @@ def check_names(config: RunConfig) -> tuple[Policy, KernelSumModel, KernelSumMod
     latency = latency_model(config)
     if config.kv_blocks is None:
         latency.kv_capacity_tokens(config.memory_fraction)
-    return policy, latency, latency_model(config, config.estimator) if config.estimator else latency
+    return policy, latency, latency_model(config, config.planned) if config.planned else latency
 
 
 def simulate(config: RunConfig, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +58,18 @@ def test_contention_and_composition_are_found_again() -> None:
     assert found.contention.decode == pytest.approx(0.4, rel=0.15)
     assert found.contention.origin == "measured"
     assert len(found.contention.table) == 8
+
+
+@pytest.mark.parametrize(("factor", "shown"), [(1e7, "1e+07"), (1e-4, "0.0001")])
+def test_a_corun_that_no_device_makes_is_named(factor: float, shown: str) -> None:
+    rows = whole_layers(tiny(), ceiling=0.0, factor=1.0)
+    place = next(place for place, row in enumerate(rows) if "beside" in row)
+    rows[place] = {**rows[place], "latency_s": factor * rows[place]["latency_s"]}
+    message = (
+        rf"^decode_layers of 8 tokens on 32 SMs, beside prefill_layers on 100: .*, {re.escape(shown)} times that alone"
+    )
+    with pytest.raises(ValueError, match=message):
+        fit_device(Profile.of([*rows_of_tiny(), *rows], PROVENANCE))
 
 
 def test_bandwidth_by_sms_is_read_from_copies() -> None:

@@ -31,6 +31,9 @@ LAYER = {
         ({"tokens": 10**30}, "tokens is 10{30}; a count is at most"),
         ({"tokens": 1.5}, "tokens is 1.5; it is no count"),
         ({"latency_s": "soon"}, "latency_s is 'soon'; it is no number"),
+        ({"beside_sms": 7}, "beside is ''; it must name what kept the SMs of beside_sms busy"),
+        ({"beside": "norm"}, "beside_sms is empty; it must be 1 to the 132 of H200"),
+        ({"beside": "norm", "beside_sms": 133}, "beside_sms is 133; it must be 1 to the 132 of H200"),
     ],
 )
 def test_a_row_that_cannot_be_is_named(change: dict[str, Any], message: str) -> None:

@@ -156,6 +156,7 @@ def test_what_cannot_be_is_one_line_and_status_2(
     assert run([*command, "--policy", policy.replace("FILES", str(odd)), *more]) == 2
     assert_one_line(capsys.readouterr().err, message)
     assert not list(tmp_path.glob("out/runs/*"))
+    assert not (odd / ".lock").exists()
 
 
 def test_what_would_share_a_folder() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.config import RunConfig, checked
+from sim.config import LatencySettings, RunConfig, checked
 
 BASE: dict[str, Any] = {"trace": "t.csv", "policy": "chunked", "model": "tiny", "device": "A100-80G"}
 
@@ -46,6 +46,17 @@ def test_a_fault_is_named_as_the_setting_is(change: dict[str, Any], message: str
     with pytest.raises(ValueError, match=r"^run: ") as refused:
         checked(RunConfig, BASE | change, "run")
     assert message in str(refused.value)
+
+
+def test_an_estimator_is_of_the_same_model_unless_it_names_one() -> None:
+    def planned(**settings: Any) -> Any:
+        return checked(RunConfig, BASE | settings, "run").planned
+
+    named = {"model": "m.json", "model_sha256": "0" * 64}
+    assert planned(latency=named) is None
+    assert planned(latency=named, estimator={"pace": 2}) == LatencySettings(pace=2, **named)
+    assert planned(latency=named, estimator={"model": "roofline"}) == LatencySettings(model="roofline")
+    assert planned(latency={"pace": 2}, estimator={"sharing": "in-order"}) == LatencySettings(sharing="in-order")
 
 
 def test_an_estimator_may_differ_in_what_launches_take() -> None:
