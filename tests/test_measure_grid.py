@@ -75,8 +75,8 @@ def test_whole_layers_alone_at_the_sizes_of_steps_and_no_co_runs_of_these() -> N
             for variant in variants:
                 (alone if variant.beside is None else beside)[target.kernel].add(size)
     assert alone == {
-        "prefill_layers": {4, 8, 16, 32, 64, 128, 256},
-        "decode_layers": {1, 2, 3, 4, 6, 8, 12, 16, 32},
+        "prefill_layers": {4, 8, 16, 28, 32, 48, 64, 96, 128, 256},
+        "decode_layers": {1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 15, 16, 32},
     }
     assert beside == {"prefill_layers": {64, 128, 256}, "decode_layers": {1, 4, 8, 16}}
 
