@@ -36,7 +36,7 @@ BUNDLE_BYTES = 12 << 20
 
 RECORDING = "answers.jsonl"
 LOG = "log.txt"
-BULLETSIM = ("-c", "from cli.main import main; main()")
+BULLETSIM = ("-c", "from cli.entry import main; main()")
 """The command, installed or not."""
 
 

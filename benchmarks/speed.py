@@ -171,7 +171,7 @@ def command_s(command: Sequence[str]) -> list[float]:
 def commands() -> dict[str, list[float]]:
     """Wall seconds by command: Python alone, --help, and a simulation of five requests."""
     installed = Path(sysconfig.get_path("scripts")) / "bulletsim"
-    program = "from cli.main import main; main()"
+    program = "from cli.entry import main; main()"
     start = [str(installed)] if installed.is_file() else [sys.executable, "-c", program]
     return {
         "python -c pass": command_s([sys.executable, "-c", "pass"]),

@@ -13,7 +13,8 @@ def main() -> None:
     """The entry point."""
     try:
         from cli.main import main as command
+
+        command()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    command()

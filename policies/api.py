@@ -147,7 +147,7 @@ class LaneView(Protocol):
 class Observation(NamedTuple):
     """A finished step: what was predicted when it was launched, how long it took, and when it ended.
 
-    No two are equal: a lane has one step at a time.
+    No two are equal, as long as steps take time: a lane has one at a time.
     """
 
     lane: str

@@ -5,7 +5,7 @@ Bullet paper, section 3.2: predictions are multiplied by alpha = measured / pred
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from policies.api import Observation
@@ -27,7 +27,7 @@ class Alphas:
 
     __slots__ = ("decode", "latest", "prefill")
 
-    def __init__(self, prefill: float = 1.0, decode: float = 1.0, latest: Hashable = None) -> None:
+    def __init__(self, prefill: float = 1.0, decode: float = 1.0, latest: object = None) -> None:
         self.prefill = prefill
         self.decode = decode
         self.latest = latest
@@ -49,12 +49,13 @@ def refreshed(alphas: Alphas, observed: Sequence[Observation]) -> Alphas:
     return Alphas(prefill, decode, newest)
 
 
-def errors_since(observed: Sequence[Observation], latest: Hashable) -> tuple[Hashable, Errors]:
+def errors_since(observed: Sequence[Observation], latest: object) -> tuple[object, Errors]:
     """Of the steps after the one that ``latest`` stands for, and what stands for the newest of all.
 
-    What has a method of this name answers without an Observation for each.
+    ``latest`` is what this answered before, and None at first. What has a method of this name answers without an
+    Observation for each, by marks of its own.
     """
-    own: Callable[[Hashable], tuple[Hashable, Errors]] | None = getattr(observed, "errors_since", None)
+    own: Callable[[object], tuple[object, Errors]] | None = getattr(observed, "errors_since", None)
     if own is not None:
         return own(latest)
     fresh: Errors = []

@@ -36,7 +36,10 @@ class LayerCosts(NamedTuple):
 
     def outside_layers(self, sms: int) -> list[float] | None:
         """By SMs, 0 (unused) to ``sms``: what takes the factor of launches that only decode out of a time again, for
-        kernels that are in no layer. None where there is none."""
+        kernels that are in no layer; in launches that prefill, not exactly. None where there is none.
+
+        Of the costs as measured, so that a pace on top of them holds for these kernels too.
+        """
         return [1 / _at(self.decode, at, 1.0) for at in range(sms + 1)] if self.decode else None
 
     def at_pace(self, prefill: Curve, decode: Curve) -> LayerCosts:

@@ -59,7 +59,8 @@ class KernelSumModel(Serial):
     prefill_pass_overhead_s: more host time of a pass that prefills, however many launches it takes: an engine readies
         the batch, and launches it kernel by kernel where a pass that only decodes is one graph.
     prefill_sequence_overhead_s: of such a pass, for each sequence in it, those that decode included.
-    layer_costs: what whole layers take beyond the sum of their kernels, by SM share; nothing until measured.
+    layer_costs: what whole layers take beyond the sum of their kernels, by SM share; nothing until measured. Another
+        pace apart, those that the kernels' calibration has.
     reserve_tokens: the largest launch for whose activations memory is kept free.
     sharing: what becomes of two launches that ask for the same SMs, see :meth:`estimate`.
     """

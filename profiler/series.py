@@ -1,8 +1,9 @@
 """Estimates of work that is much alike, one after another: what they have in common is looked up once.
 
 What a scheduler plans by. Any latency model is asked for one estimate after another; a :class:`Serial` one has more to
-go by than a Work for each. Classes to inherit from, not protocols: compiled, a method that a class is known to have is
-called in a tenth of the time that it takes to look one up.
+go by than a Work for each. That is for the models of this package. They are classes, not protocols: compiled, a method
+that a class is known to have is called in a tenth of the time that it takes to look one up, and no class from outside
+can inherit from these.
 """
 
 from __future__ import annotations
@@ -69,16 +70,22 @@ class PrefillPasses:
 
 
 class Serial:
-    """A latency model that answers in series by what it has tabulated."""
+    """A latency model of this package that answers in series by what it has tabulated."""
 
     @abstractmethod
-    def prefill_groups(self, chunks: Chunks) -> PrefillGroups: ...
+    def prefill_groups(self, chunks: Chunks) -> PrefillGroups:
+        """See :func:`prefill_groups`."""
+        ...
 
     @abstractmethod
-    def prefill_passes(self, sms: int) -> PrefillPasses: ...
+    def prefill_passes(self, sms: int) -> PrefillPasses:
+        """See :func:`prefill_passes`."""
+        ...
 
     @abstractmethod
-    def decode_beside(self, requests: int, context: int, beside: Work) -> DecodeSplits: ...
+    def decode_beside(self, requests: int, context: int, beside: Work) -> DecodeSplits:
+        """See :func:`decode_beside`."""
+        ...
 
 
 class EstimatedSplits(DecodeSplits):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import sub, truediv
 from typing import Final, NamedTuple, overload
 
@@ -71,7 +71,7 @@ class ObservedSteps(Sequence[Observation]):
         self._last_listed: Item | None = None
         self.add = self._items.append
 
-    def errors_since(self, latest: Hashable) -> tuple[Hashable, Errors]:
+    def errors_since(self, latest: object) -> tuple[object, Errors]:
         """See :func:`policies.recalibration.errors_since`: an item stands for its last step."""
         found: Errors = []
         items, left = self._items, OBSERVED_STEPS

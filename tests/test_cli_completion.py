@@ -45,7 +45,7 @@ def test_names_are_offered(
 
 
 def test_the_script_of_a_shell_asks_the_command() -> None:
-    program = "from cli.main import main; main()"
+    program = "from cli.entry import main; main()"
     done = subprocess.run([sys.executable, "-c", program, "--show-completion", "bash"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{completion.VARIABLE}={completion.BASH} $1" in done.stdout

@@ -23,7 +23,7 @@ from sim.plots.knees import verdict
 from sim.plots.series import panels
 from sim.results import load_results
 
-COMMAND = (sys.executable, "-c", "from cli.main import main; main()")
+COMMAND = (sys.executable, "-c", "from cli.entry import main; main()")
 SPEC = """
 base: {trace: 'workload:sharegpt', model: Llama-3.1-8B, device: A100-80G, requests: 8, slo: {tpot_s: 0.1}}
 policies: [chunked, bullet]

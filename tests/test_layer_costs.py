@@ -185,19 +185,27 @@ def test_products_take_their_factor_and_nothing_else_does() -> None:
 
 @pytest.mark.parametrize("device", ["H100, measured on shares", "RTX-4090"])
 def test_what_is_in_no_layer_takes_what_it_takes_alone(device: str) -> None:
-    """Once a pass: launches with the head less the same layers without it, before and after tables are made."""
+    """Once a pass: launches with the head less the same layers without it, before and after tables are made.
+
+    Where they prefill it has the ratio of their factor to that of launches that only decode.
+    """
     base = built_in(device) or measured()
-    curve = ((72, 2.0), (base.device.sms, 1.5))
-    composition = Composition(LayerCosts(((72, 1e-5),), curve, curve), "measured", FACTORS)
+    whole = base.device.sms
+    costs = LayerCosts(((72, 1e-5),), ((72, 1.7), (whole, 1.4)), ((72, 2.0), (whole, 1.5)))
+    by_sms = costs.by_sms(whole)
+    assert by_sms is not None
+    composition = Composition(costs, "measured", FACTORS)
     plain, model = fitted(TINY, base), fitted(TINY, replace(base, composition=composition))
     launches = (Work((), 3, 900), Work((), 4, 900, layers=2, head=True), Work(((48, 0), (16, 3)), layers=2, head=True))
     for ready in (False, True):
         for work in (*launches, Work(((59, 0),), 5, 700)):
             layers = work._replace(layers=work.layers or TINY.layers, head=False)
-            for sms in (72, 100, base.device.sms):
+            for sms in (72, 100, whole):
                 once_s = model.device_seconds(work, sms) - model.device_seconds(layers, sms)
                 parts = [part for part in plain.breakdown(work, sms) if part.kernel.name in OUTSIDE_LAYERS]
-                assert once_s == pytest.approx(sum(part.seconds for part in parts), rel=1e-6), (ready, work, sms)
+                ratio = by_sms[sms][1] / by_sms[sms][2] if work.prefill else 1.0
+                alone_s = sum(part.seconds for part in parts)
+                assert once_s == pytest.approx(ratio * alone_s, rel=1e-6), (ready, work, sms)
                 assert parts == [part for part in model.breakdown(work, sms) if part.kernel.name in OUTSIDE_LAYERS]
         plain, model = fitted(TINY, base), fitted(TINY, replace(base, composition=composition))
         model.make_ready()

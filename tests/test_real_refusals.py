@@ -209,8 +209,8 @@ def test_two_commands_do_not_work_in_one_directory(
 ) -> None:
     """The second would take the first one's recording for what a killed one left."""
     out = tmp_path / "out"
-    (out / "runs").mkdir(parents=True)
     with Layout(out).held():
+        (out / "runs").mkdir()
         for more in ([], ["--report"]):
             assert run([*options(odd, str(out)), "--policy", "chunked", *more]) == 2
             assert_one_line(capsys.readouterr().err, "another bulletsim validate is at work in")
