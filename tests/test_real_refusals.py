@@ -211,6 +211,7 @@ def test_two_commands_do_not_work_in_one_directory(
     out = tmp_path / "out"
     with Layout(out).held():
         (out / "runs").mkdir()
+        (out / "plan.json").touch()
         for more in ([], ["--report"]):
             assert run([*options(odd, str(out)), "--policy", "chunked", *more]) == 2
             assert_one_line(capsys.readouterr().err, "another bulletsim validate is at work in")
