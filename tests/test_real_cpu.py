@@ -193,7 +193,8 @@ def test_a_failed_job_and_a_killed_process_are_one_line_each(twin: Twin, tmp_pat
         lanes.close()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert not finished(tmp_path / "run")
-    assert len(load_run(tmp_path / "run").steps) == Killing.last
+    # The last may have ended before it was killed.
+    assert len(load_run(tmp_path / "run").steps) - Killing.last in (0, 1)
     assert replay(tmp_path / "run" / "answers.jsonl").decisions == Killing.last + 1
 
 
