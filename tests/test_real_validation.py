@@ -252,8 +252,9 @@ def test_runs_that_are_stopped_slow_or_of_one_request(files: Path, tmp_path: Pat
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
-    """The command in a process group of its own."""
-    script = "from cli.main import main; main()"
+    """The command in a process group of its own, which hears Ctrl-C also where the tests run in the background."""
+    hear = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    script = f"{hear}; from cli.main import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", script, *command],
         cwd=ROOT,
