@@ -2,8 +2,7 @@
 
 What a scheduler plans by. Any latency model is asked for one estimate after another; a :class:`Serial` one has more to
 go by than a Work for each. That is for the models of this package. They are classes, not protocols: compiled, a method
-that a class is known to have is called in a tenth of the time that it takes to look one up, and no class from outside
-can inherit from these.
+that a class is known to have is called without being looked up, and no class from outside can inherit from these.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ CPU = Reach(
     prefills=(((64, 0), (256, 0)), ((128, 256),)),
     decodes=(((1, 256), (8, 256)), ((4, 512), (16, 128))),
     lone_prefills=(((8, 0), (32, 0), (128, 0)), ((4, 0), (16, 0), (28, 0), (48, 0), (96, 0))),
-    # Products take stairs, of three rows up to 15, and fall to less at the next power of two.
+    # Of few rows the time of products is no line between powers of two.
     lone_decodes=(
         ((2, 128), (4, 128), (16, 128)),
         ((3, 128), (6, 128), (7, 128), (9, 128), (10, 128), (12, 128), (13, 128), (15, 128), (32, 128)),
