@@ -4,7 +4,8 @@ The policy keeps the fitted model that it predicted with; what steps truly take 
 
     simulated    the fitted model
     host         and the host's time outside the device, as measured: its mean over launches of a kind
-    kernels      and the time of steps that ran alone, times what was measured over predicted, by kind and share
+    kernels      and the time of steps that ran alone, times what was measured over predicted, by kind and share; what
+                 launches take longer on a lane that was at rest is part of that
     contention   and the time of steps beside another lane's, likewise
     rest         what then remains to the measured value: other decisions and batches, and noise
 
@@ -87,9 +88,11 @@ def attribute(cell: Cell, prepared: Prepared | None = None) -> Attribution | Non
     measured = Factors(sides, prepared.latency, cell.outside_s)
     every = measured.corrections()
     host = replace(every, kernels={}, contention={})
-    stages = [host, replace(every, contention={}), every]
+    # What launches took on the device has what it took to wake.
+    awake = _never_woken(prepared)
+    stages = [(prepared, host), (awake, replace(every, contention={})), (awake, every)]
     means = [_means(cell, cell.simulated.run.records)]
-    means += [_means(cell, _simulated(prepared, corrections)) for corrections in stages]
+    means += [_means(cell, _simulated(*stage)) for stage in stages]
     causes = {}
     for metric in METRICS:
         seconds = [found[metric] for found in means]
@@ -112,6 +115,11 @@ def _cause(stages: list[float], measured: float) -> Cause:
         rest=measured - contention,
         measured=measured,
     )
+
+
+def _never_woken(prepared: Prepared) -> Prepared:
+    latency = prepared.config.latency.model_copy(update={"wake_s": None})
+    return replace(prepared, config=prepared.config.model_copy(update={"latency": latency}))
 
 
 def _simulated(prepared: Prepared, corrections: Corrections) -> Records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import policies
 from profiler.devicecalibration import DeviceCalibration
@@ -65,6 +66,13 @@ def contestant(entry: PolicyEntry, plan: Plan, device: DeviceSpec, slots: int) -
     return Contestant(entry.shown, settled, policy, instances, sms)
 
 
+class Today(NamedTuple):
+    """How the device was while it served, for the steps of a simulation; see LatencySettings."""
+
+    pace: PaceSettings
+    wake_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What all runs of a validation have in common. slots, slot_tokens: of each instance's KV cache."""
@@ -76,19 +84,18 @@ class Setting:
     slots: int
     slot_tokens: int
 
-    def paced(self, pace: Pace) -> PaceSettings:
-        """The pace of the latency model of all runs."""
+    def today(self, pace: Pace) -> Today:
+        """What was measured beside all runs, for the latency model of them all."""
         products = pace.products(fitted(self.plan.model, self.calibration))
         of_kinds = {kind: pace.by_sms(kind) for kind in KINDS}
-        return checked(PaceSettings, {**of_kinds, "products": products.document()}, "pace of the real runs")
+        document = {**of_kinds, "products": products.document()}
+        return Today(checked(PaceSettings, document, "pace of the real runs"), pace.wake_s)
 
-    def config(
-        self, who: Contestant, rate: float | None, host: OutsideTime, pace: PaceSettings | None = None
-    ) -> RunConfig:
+    def config(self, who: Contestant, rate: float | None, host: OutsideTime, today: Today | None = None) -> RunConfig:
         """The settings of one run.
 
-        host: seconds of a launch that the host takes outside the device. With a ``pace``, of a simulation, steps run by
-        the model at that pace, and the policy still plans with what was fitted.
+        host: seconds of a launch that the host takes outside the device. With ``today``, of a simulation, steps run by
+        the model on the device as it was, and the policy still plans with what was fitted.
         """
         plan = self.plan
         planned = LatencySettings(
@@ -109,6 +116,6 @@ class Setting:
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,
             block_tokens=BLOCK_TOKENS,
             until_s=plan.until_s,
-            latency=planned if pace is None else planned.model_copy(update={"pace": pace}),
-            estimator=None if pace is None else planned,
+            latency=planned if today is None else planned.model_copy(update=today._asdict()),
+            estimator=None if today is None else planned,
         )

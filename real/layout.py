@@ -157,6 +157,7 @@ class Probed(BaseModel):
     """Pace.document."""
 
     probes: list[ProbeRow]
+    wakes_s: list[Annotated[float, Field(ge=-3600, le=3600, allow_inf_nan=False)]] = []
 
 
 class Ended(BaseModel):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple, Self
 
 from policies.api import LINK
@@ -26,7 +26,14 @@ KINDS = ("prefill", "decode")
 REPEATS = 5
 SESSION_S = 2.0
 """What running layers again may take, at the times of the profile: layers are repeated less often where there are more
-of them, once at least after the warm-up. Those of all runs count together."""
+of them. Those of all runs count together."""
+
+REST_S = 0.1
+"""What a lane sleeps before layers that show what it takes to wake: a lane that prefills rests about so long where some
+ten requests a second arrive. Much less leaves it half awake."""
+
+RESTS = 3
+"""So often at a time: each takes a rest and three launches, and those of all runs count together."""
 
 TIMEOUT_S = 120.0
 
@@ -60,9 +67,21 @@ class Probe(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Layers run again, and what that says of the device."""
+    """Layers run again, and what that says of the device.
+
+    wakes_s: seconds that layers which prefill took longer after a rest than in a pass, of each time.
+    """
 
     probes: tuple[Probe, ...] = ()
+    wakes_s: tuple[float, ...] = ()
+
+    @property
+    def wake_s(self) -> float:
+        """What a launch that prefills takes longer on a lane that has been at rest: their mean.
+
+        The same layers, whether few or many, take about as much longer: it is no factor.
+        """
+        return max(0.0, fmean(self.wakes_s)) if self.wakes_s else 0.0
 
     def rows(self) -> list[Probe]:
         """Each row of the profile once, with the mean of the times that it took.
@@ -96,12 +115,23 @@ class Pace(NamedTuple):
     @classmethod
     def read(cls, documents: Iterable[Mapping[str, Any]]) -> Self:
         """All probes of what :meth:`document` gave, of one pace or several."""
-        return cls(tuple(Probe(**row) for found in documents for row in found["probes"]))
+        return cls.joined(
+            cls(tuple(Probe(**row) for row in found["probes"]), tuple(found["wakes_s"])) for found in documents
+        )
+
+    @classmethod
+    def joined(cls, several: Iterable[Self]) -> Self:
+        """What was measured at several times, as one."""
+        together = list(several)
+        return cls(
+            tuple(probe for one in together for probe in one.probes),
+            tuple(seconds for one in together for seconds in one.wakes_s),
+        )
 
     def document(self) -> dict[str, Any]:
         """JSON types, for a run's facts."""
-        rows = [probe._asdict() for probe in self.probes]
-        return {**{kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}, "probes": rows}
+        ratios = {kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}
+        return {**ratios, "probes": [probe._asdict() for probe in self.probes], "wakes_s": list(self.wakes_s)}
 
 
 def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers: int, host_s: float = 0.0) -> Pace:
@@ -115,16 +145,19 @@ def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
     places = {"prefill": computing[0], "decode": computing[-1]}
     probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place, layers)]
-    # In turns, as in a profile. Before these a warm-up: buffers grow, libraries choose their kernels.
-    for probe in probes:
-        _run(lanes, places[probe.kind], probe)
+    # In turns, as in a profile. No warm-up: what runs before each in its pass lets buffers grow too.
     turns: list[list[float]] = []
     for _ in range(_repeats(probes)):
         turns.append([_in_a_pass(lanes, places[probe.kind], probe, layers, host_s) for probe in probes])
     found = [
         probe._replace(seconds=median(times)) for probe, times in zip(probes, zip(*turns, strict=True), strict=True)
     ]
-    return Pace(tuple(found))
+    rests = [probe for probe in probes if probe.kind == "prefill"]
+    step = -(-len(rests) // RESTS) or 1
+    return Pace(
+        tuple(found),
+        tuple(_wake_s(lanes, places["prefill"], probe, layers, host_s) for probe in rests[step // 2 :: step]),
+    )
 
 
 def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], layers: int) -> Iterator[Probe]:
@@ -142,8 +175,8 @@ def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], l
 
 def _repeats(probes: Sequence[Probe]) -> int:
     turn_s = sum(probe.profiled_s for probe in probes)
-    # The warm-up is one; in a turn each comes three times over.
-    return REPEATS if not turn_s else min(REPEATS, max(1, int((SESSION_S - turn_s) / (3 * turn_s))))
+    # In a turn each comes three times over.
+    return REPEATS if not turn_s else min(REPEATS, max(1, int(SESSION_S / (3 * turn_s))))
 
 
 def _in_a_pass(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
@@ -158,6 +191,13 @@ def _in_a_pass(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, 
     while perf_counter() < end_s:
         pass
     return _run(lanes, place, probe)
+
+
+def _wake_s(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
+    """Seconds that a probe takes longer after a rest than in the pass just before it."""
+    in_pass_s = _in_a_pass(lanes, place, probe, layers, host_s)
+    sleep(REST_S)
+    return _run(lanes, place, probe) - in_pass_s
 
 
 def _run(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int | None = None) -> float:

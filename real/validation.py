@@ -23,7 +23,7 @@ from typing import Any
 import policies
 from real.calibrating import Calibrated, calibrated, known
 from real.comparison import FACTS, Cell, Side, load_side
-from real.configs import Setting, contestant, default_slots
+from real.configs import Setting, Today, contestant, default_slots
 from real.hosttime import OutsideTime
 from real.lanes import Lanes
 from real.layout import SIMULATED, Layout, finished, read_facts, served_again
@@ -161,7 +161,7 @@ class Validation:
                     )
                 after = _pace(found, lanes, who, self.model.spec.layers, outside)
             if before is not None and after is not None:
-                note(run, {"pace": Pace(before.probes + after.probes).document()})
+                note(run, {"pace": Pace.joined([before, after]).document()})
 
     def _host(self, who: Contestant, setting: Setting, machine: Machine) -> OutsideTime:
         """What the host adds to a launch, from serving the first requests at the highest rate: over soonest."""
@@ -205,31 +205,31 @@ class Validation:
         said = [read_facts(run).model_dump() for folder in folders for run in self.layout.real(folder)]
         # Of all runs together: they took turns, and a single run's probes scatter more than the device drifts.
         pace = Pace.read(one["pace"] for one in said if one["pace"] is not None)
-        settings = setting.paced(pace)
-        cells = self._cells(everyone, setting, settings)
-        self._warn_of_pace(settings)
+        today = setting.today(pace)
+        cells = self._cells(everyone, setting, today)
+        self._warn_of_pace(today.pace)
         self._warn_of_others(cells)
         result = study(cells, teller=self.teller)
-        write_report(result, self.layout.out, self._header(found, settings if pace.probes else None), self.teller)
+        write_report(result, self.layout.out, self._header(found, today if pace.probes else None), self.teller)
         return result
 
-    def _cells(self, everyone: Sequence[Contestant], setting: Setting, pace: PaceSettings) -> list[Cell]:
+    def _cells(self, everyone: Sequence[Contestant], setting: Setting, today: Today) -> list[Cell]:
         named, cells = list(product(everyone, self.rates)), []
         with self.teller.stage("simulating the same") as begin:
             tell = begin(len(named))
             for done, (who, rate) in enumerate(named, 1):
-                cells.append(self._cell(who, rate, setting, pace))
+                cells.append(self._cell(who, rate, setting, today))
                 tell(done, who.label)
         return [cell for cell in cells if cell is not None]
 
-    def _cell(self, who: Contestant, rate: float | None, setting: Setting, pace: PaceSettings) -> Cell | None:
-        """The real runs that are there, and the simulation of the same with the host that they had, at ``pace``."""
+    def _cell(self, who: Contestant, rate: float | None, setting: Setting, today: Today) -> Cell | None:
+        """The real runs that are there, and the simulation of the same on host and device as they were."""
         folder = self.layout.cell(who.label, rate)
         runs = self.layout.real(folder)
         if not runs:
             return None
         host = OutsideTime.median([read_facts(run).model_dump()["host_s"] for run in runs])
-        prepared = prepare(setting.config(who, rate, host, pace))
+        prepared = prepare(setting.config(who, rate, host, today))
         result = prepared.run()
         config = prepared.config
         metrics = summarise(result, config.slo.value(), config.gpus, config.window.value())
@@ -261,13 +261,14 @@ class Validation:
                         f"profiled; measure again, in another --out, with no other program running"
                     )
 
-    def _header(self, found: Calibrated, pace: PaceSettings | None) -> Mapping[str, Any]:
+    def _header(self, found: Calibrated, today: Today | None) -> Mapping[str, Any]:
         plan, model = self.plan, found.model
         return {
             "title": f"{plan.model} on {model.device.name}: simulated against measured",
             "plan": plan.model_dump(mode="json", exclude_none=True),
             "requests": len(self.trace),
-            "pace": None if pace is None else _by_sms(pace),
+            "pace": None if today is None else _by_sms(today.pace),
+            "seconds to wake": None if today is None else today.wake_s,
             "device": model.device.name,
             "latency model": {**model.provenance, "file": str(found.path)},
             "model errors": list(model.holdout),

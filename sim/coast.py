@@ -155,7 +155,7 @@ class Coast:
         seen = (lane, sms, decodes, step.overlap, contexts, predicted_s, times_s)
         instance.observed.add(new(CoastedSteps, seen))
         instance.ledger.take(free_blocks[0] - free_blocks[steps])
-        instance.lanes[lane].ended(times_s[steps - 1], predicted_s[-1], sms)
+        instance.lanes[lane].ended(times_s[steps - 1], times_s[steps], predicted_s[-1], sms)
         coasting.now_s, coasting.taken = ends_s[-1], coasting.taken + steps
         coasting.stopped |= cohort.started + steps in cohort.ending
         return cohort.coasted(ends_s, contexts[-1])

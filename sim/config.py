@@ -108,7 +108,7 @@ class LatencySettings(Settings):
     model_sha256: of that file when the run was made; checked when it is repeated.
     gemm, attention, bandwidth: of the roofline alone.
     link_bytes_per_s: to the other GPUs of the server, one direction, in place of the device's own.
-    repartition_s, handover_s: of sim.between, in virtual time.
+    repartition_s, handover_s, wake_s: of sim.between, in virtual time.
     pace: how many times as long as measured launches take on the device: one number, or by kind of launch and SMs, and
         products by their rows.
     """
@@ -127,16 +127,16 @@ class LatencySettings(Settings):
     prefill_sequence_overhead_s: Overhead | None = None
     repartition_s: Overhead | None = None
     handover_s: Overhead | None = None
+    wake_s: Overhead | None = None
     pace: Factor | PaceSettings | None = None
     reserve_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
     sharing: Sharing | None = None
     link_bytes_per_s: Annotated[float, Field(gt=0)] | None = None
 
     def between(self) -> BetweenSteps:
-        """The host's time between steps; the same nothing wherever neither is set."""
-        if not self.repartition_s and not self.handover_s:
-            return NOTHING_BETWEEN
-        return BetweenSteps(self.repartition_s or 0.0, self.handover_s or 0.0)
+        """By what launches are late; the same nothing wherever none is set."""
+        found = BetweenSteps(*(getattr(self, name) or 0.0 for name in BetweenSteps._fields))
+        return found if any(found) else NOTHING_BETWEEN
 
 
 def _named_policy(value: object) -> object:

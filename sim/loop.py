@@ -324,7 +324,7 @@ class ServingLoop:
             if peer is not None and peer.busy:
                 beside, beside_sms = peer.work, peer.sms
             if self._between is not NOTHING_BETWEEN:
-                delay_s = self._between.before(step, lane, peer, instance.cohort)
+                delay_s = self._between.before(now, step, lane, peer, instance.cohort)
             predicted = self._latency.estimate(work, step.sms, beside, beside_sms)
         lane.busy, lane.sms, lane.work = True, step.sms, work
         instance.busy_lanes += 1
@@ -365,7 +365,7 @@ class ServingLoop:
         instance, step = self._instances[launch.instance], launch.step
         self._touch(instance)
         lane, effects = instance.lanes[step.lane], self._effects
-        lane.busy, lane.work = False, None
+        lane.busy, lane.work, lane.ended_s = False, None, end_s
         instance.busy_lanes -= 1
         if step.transfer is not None:
             effects.transferred(instance, launch)

@@ -135,7 +135,7 @@ class Solo:
         seconds = predicted[0] if truth is self._latency else truth.estimate(work, sms)[0]
         clock.now_s = end_s = start_s + seconds
         self._admit(due_s, end_s)
-        lane.ended(start_s, predicted[0], sms)
+        lane.ended(start_s, end_s, predicted[0], sms)
         if step.decode:
             self._effects.decoded(instance, instance.cohort.finish_step(end_s))
         if step.prefill:

@@ -342,10 +342,10 @@ class Lane:
     """A stream of steps on one instance, as a policy sees it and as the loop keeps it.
 
     ``held`` is the batch that another
-    goes before and the layers done of it, None when there is none.
+    goes before and the layers done of it, None when there is none. ``ended_s``: when its last step ended.
     """
 
-    __slots__ = ("batch", "busy", "held", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
+    __slots__ = ("batch", "busy", "ended_s", "held", "layers_done", "name", "predicted_s", "sms", "started_s", "work")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -353,6 +353,7 @@ class Lane:
         self.sms = 0
         self.work: Work | None = None
         self.started_s = 0.0
+        self.ended_s = -math.inf
         self.predicted_s = 0.0
         self.batch: tuple[Chunk, ...] = ()
         self.layers_done = 0
@@ -366,9 +367,9 @@ class Lane:
         """Puts the batch in progress aside."""
         self.held, self.batch, self.layers_done = (self.batch, self.layers_done), (), 0
 
-    def ended(self, started_s: float, predicted_s: float, sms: int) -> None:
+    def ended(self, started_s: float, ended_s: float, predicted_s: float, sms: int) -> None:
         """A step of the policy's last decision has run from start to end without being seen in flight."""
-        self.started_s, self.predicted_s, self.sms = started_s, predicted_s, sms
+        self.started_s, self.ended_s, self.predicted_s, self.sms = started_s, ended_s, predicted_s, sms
 
     def end_batch(self) -> None:
         """The last layer is done: the batch that was put aside, if any, is in progress again."""

@@ -74,9 +74,10 @@ NAMES = [("prefill",), ("decode", LINK)]
 
 
 def test_pace_is_the_mean_over_layers_run_again() -> None:
-    """Every row in turns, after a warm-up that does not count; nor do the layers that run before it."""
-    prefill = {("prefill", 1): [99.0, 77.0, 0.8], ("prefill", 4): [99.0, 77.0, 0.3]}
-    decode = [99.0] * 5 + [77.0, 0.05, 77.0, 0.06, 77.0, 0.03, 77.0, 0.04, 77.0, 0.02]
+    """Every row in turns; the layers that run before it do not count."""
+    rest = [77.0, 66.0, 66.5]
+    prefill = {("prefill", 1): [77.0, 0.8, *rest], ("prefill", 4): [77.0, 0.3, *rest]}
+    decode = [77.0, 0.05, 77.0, 0.06, 77.0, 0.03, 77.0, 0.04, 77.0, 0.02]
     lanes = Timed({**prefill, ("decode", 4): decode})
     found = paced(profile(), lanes, NAMES, 8, 1e-6)
     assert dict(found.by_sms("prefill")) == pytest.approx({1: 0.8 / 0.4, 4: 0.3 / 0.1})
@@ -89,25 +90,51 @@ def test_pace_is_the_mean_over_layers_run_again() -> None:
         ("prefill", 4, 0.1),
         *(("decode", 4, seconds) for seconds in (0.05, 0.04, 0.03, 0.02, 0.01)),
     ]
-    assert len(lanes.jobs) == 3 * len(rows)
+    assert len(lanes.jobs) == 2 * len(rows) + 6
     assert {(job.instance, job.lane) for job in lanes.jobs} == {(0, "prefill"), (1, "decode")}
-    before, first = (job.task for job in lanes.jobs[9:11])
+    before, first = (job.task for job in lanes.jobs[2:4])
     assert isinstance(first, Batch)
     assert isinstance(before, Batch)
     assert (first.sequences, len(first.tokens), first.first, first.last) == ((Sequenced(0, 64, 448),), 64, 0, 2)
     assert before == first._replace(last=4), "a lane goes on with its last batch alone, so from the first layer on"
-    last = lanes.jobs[-1].task
+    last = lanes.jobs[-7].task
     assert isinstance(last, Batch)
     assert last.sequences == (Sequenced(0, 1, 101),)
+    assert found.wakes_s == (0.5, 0.5)
+
+
+def test_a_lane_that_slept_takes_longer_by_the_mean_over_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same layers after a rest against in a pass, the middle one of every three of those that prefill.
+
+    In descending order of their profiled times: five turns of all seven, then the second and the fifth.
+    """
+    slept: list[float] = []
+    monkeypatch.setattr(pacing, "sleep", slept.append)
+    rows = [layers("prefill", 4, 1e-3 * new, new=new) for new in range(1, 8)]
+    times = [*([1.0] * 70), *[9.0, 0.020, 0.023], *[9.0, 0.030, 0.031]]
+    lanes = Timed({("prefill", 4): times})
+    found = paced(cpu_profile(4, "tiny", rows), lanes, NAMES, 8)
+    assert found.wakes_s == pytest.approx((0.003, 0.001))
+    assert found.wake_s == pytest.approx(0.002)
+    assert slept == [pacing.REST_S] * 2
+    tasks = [job.task for job in lanes.jobs[-6:]]
+    assert [(len(task.tokens), task.last) for task in tasks if isinstance(task, Batch)] == [
+        *((6, 4), (6, 2), (6, 2)),
+        *((3, 4), (3, 2), (3, 2)),
+    ]
+    assert Pace.joined([found, Pace(wakes_s=(-0.001,))]).wake_s == pytest.approx(0.001)
+    assert Pace(wakes_s=(-0.001,)).wake_s == 0, "a device is no faster for having slept"
+    assert Pace().wake_s == 0
 
 
 @pytest.mark.parametrize(("seconds", "repeats"), [(1e-3, 5), (0.14, 4), (0.19, 3), (0.4, 1), (3.0, 1)])
 def test_layers_are_repeated_as_often_as_two_seconds_allow(seconds: float, repeats: int) -> None:
     """Of the repeats the median counts."""
-    lanes = Timed({("prefill", 4): [seconds, *[99.0, seconds] * (repeats - 1), 99.0, (repeats == 1) * seconds or 55.0]})
+    turns = [*[99.0, seconds] * (repeats - 1), 99.0, (repeats == 1) * seconds or 55.0]
+    lanes = Timed({("prefill", 4): [*turns, 1.0, 1.0, 1.0]})
     found = paced(cpu_profile(4, "tiny", [layers("prefill", 4, seconds, new=64)]), lanes, NAMES, 3)
-    assert len(lanes.jobs) == 1 + 2 * repeats
-    before = lanes.jobs[-2].task
+    assert len(lanes.jobs) == 2 * repeats + 3
+    before = lanes.jobs[-5].task
     assert isinstance(before, Batch)
     assert (before.first, before.last) == (0, 3), "no more than there are"
     if repeats > 2:
@@ -139,7 +166,7 @@ def test_the_model_at_its_pace_says_what_layers_take_now() -> None:
 def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
     found = paced(cpu_profile(4), Timed({}), NAMES, 8)
     assert found.probes == ()
-    assert found.document() == {"prefill": [], "decode": [], "probes": []}
+    assert found.document() == {"prefill": [], "decode": [], "probes": [], "wakes_s": []}
 
 
 def test_layers_that_never_end_are_one_line() -> None:

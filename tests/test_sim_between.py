@@ -6,7 +6,7 @@ import pytest
 
 from policies import ChunkedPrefill, StaticSplit
 from sim import RunResult
-from sim.between import BetweenSteps
+from sim.between import RESTED_S, BetweenSteps
 from sim.config import LatencySettings
 from tests.toys import serve, timeline, token_times
 
@@ -60,11 +60,45 @@ def test_a_late_launch_is_slowed_only_while_it_runs():
     assert prompt[1] == pytest.approx(0.38)
 
 
+def test_a_lane_that_rested_has_to_wake():
+    """Waking takes 30 ms, and a lane rests once it has computed nothing for 20 ms; only launches that prefill wake it.
+
+    0.00-0.13   A's prompt: nothing has run on the lane yet
+    0.13-0.23   A's first decode, which wakes nothing
+    0.14-0.24   B's prompt, 10 ms after A's: at once
+    0.23-0.33   A's second decode
+    0.33-0.43   B's decode
+    0.40-0.53   C's prompt, 160 ms after B's
+    """
+    rows = [(0.0, 10, 3), (0.14, 10, 2), (0.4, 10, 1)]
+    result = serve(StaticSplit(decode_sms=5), rows, between=BetweenSteps(wake_s=0.03))
+    assert sorted(timeline(result)) == [
+        (0.0, 0.13, "prefill"),
+        (0.13, 0.23, "decode"),
+        (0.14, 0.24, "prefill"),
+        (0.23, 0.33, "decode"),
+        (0.33, 0.43, "decode"),
+        (0.4, 0.53, "prefill"),
+    ]
+    assert result.steps.predicted_s == pytest.approx(result.steps.end_s - result.steps.start_s)
+
+
+@pytest.mark.parametrize("gap_s", [0.01, 0.03])
+def test_steps_that_nobody_launched_are_no_rest(gap_s: float) -> None:
+    """A, whose lane woke first, decodes from 0.15 to 1.05 without a launch for each; B's prompt comes so long after."""
+    rows = [(0.0, 10, 10), (1.05 + gap_s, 10, 1)]
+    result = serve(ChunkedPrefill(budget_tokens=20), rows, between=BetweenSteps(wake_s=0.05))
+    slept = 0.05 if gap_s >= RESTED_S else 0.0
+    assert token_times(result)[0][-1] == pytest.approx(1.05)
+    assert token_times(result)[1] == pytest.approx([1.05 + gap_s + slept + 0.1])
+
+
 def test_one_lane_hands_nothing_over():
     late = serve(ChunkedPrefill(budget_tokens=10), ROWS, between=BetweenSteps(handover_s=0.5))
     assert token_times(late) == token_times(serve(ChunkedPrefill(budget_tokens=10), ROWS))
 
 
-def test_settings_name_both():
+def test_settings_name_all():
     assert LatencySettings(handover_s=2e-4).between() == BetweenSteps(0.0, 2e-4)
+    assert LatencySettings(wake_s=2e-3).between() == BetweenSteps(0.0, 0.0, 2e-3)
     assert LatencySettings().between() == BetweenSteps()
