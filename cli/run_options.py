@@ -33,6 +33,8 @@ DEVICE = "A name from bulletsim devices."
 
 PART = "SMs (of a CPU: cores) of each device that an instance has (default: all)."
 
+SHARED = "All instances are parts of one device and slow each other; needs --instance-sms (default no)."
+
 ESTIMATOR = "What the policy plans with, where it is another latency model, key=value; repeatable."
 
 REUSE = "A pre-empted request takes over what its freed KV blocks still hold, as with prefix caching (default no)."
@@ -50,6 +52,7 @@ Slice = Annotated[Text, typer.Option("--slice", help="Of the trace's own times, 
 Requests = Annotated[Whole, typer.Option(help="Serve only so many, from the start.")]
 Instances = Annotated[Whole, typer.Option(help="Replicas of the model (default: as few as it takes).")]
 InstanceSms = Annotated[Whole, typer.Option(help=PART)]
+SharedDevice = Annotated[bool | None, typer.Option(help=SHARED)]
 TensorParallel = Annotated[Whole, typer.Option(help="GPUs of an instance (default 1).")]
 SloTtft = Annotated[Number, typer.Option(help="TTFT limit, seconds.")]
 SloTtftPerToken = Annotated[Number, typer.Option(help="TTFT limit, seconds per prompt token.")]
@@ -81,6 +84,7 @@ OPTIONS: Mapping[str, tuple[Any, str]] = {
     "slice_": (Slice, "slice"),
     "instances": (Instances, "instances"),
     "instance_sms": (InstanceSms, "instance_sms"),
+    "shared_device": (SharedDevice, "shared_device"),
     "tensor_parallel": (TensorParallel, "tensor_parallel"),
     "slo_ttft": (SloTtft, "slo.ttft_s"),
     "slo_ttft_per_token": (SloTtftPerToken, "slo.ttft_per_token_s"),
@@ -113,6 +117,7 @@ SEARCHED = (
     "requests",
     "instances",
     "instance_sms",
+    "shared_device",
     "tensor_parallel",
     "slo_ttft",
     "slo_ttft_per_token",

@@ -139,7 +139,8 @@ def summary_table(config: RunConfig, metrics: Metrics) -> str:
 
     head = f"{config.policy.name}, {config.model} on {metrics.gpus} x {config.device}"
     if config.instance_sms is not None:
-        head += f", {config.instance_sms} SMs of each"
+        part = "for each instance" if config.shared_device else "of each"
+        head += f", {config.instance_sms} SMs {part}"
     states = ", ".join(f"{count} {state}" for state, count in metrics.states.items() if count)
     reasons = ", ".join(f"{reason} {count}" for reason, count in metrics.reject_reasons.items())
     sources = ", ".join(f"{source} {share:.0%}" for source, share in metrics.source_share.items())

@@ -27,7 +27,6 @@ from statistics import median
 from real.comparison import METRICS, Cell, distributions
 from real.corrections import CorrectedModel, Corrections, Key
 from real.factors import Factors
-from sim.executor import SimExecutor
 from sim.records import Records
 from sim.simulate import Prepared, prepare
 
@@ -85,7 +84,7 @@ def attribute(cell: Cell, prepared: Prepared | None = None) -> Attribution | Non
     if not sides:
         return None
     prepared = prepared or prepare(cell.simulated.run.config)
-    measured = Factors(sides, prepared.latency, cell.outside_s)
+    measured = Factors(sides, prepared.latency, cell.outside_s, prepared.device)
     every = measured.corrections()
     host = replace(every, kernels={}, contention={})
     # What launches took on the device has what it took to wake.
@@ -124,7 +123,8 @@ def _never_woken(prepared: Prepared) -> Prepared:
 
 def _simulated(prepared: Prepared, corrections: Corrections) -> Records:
     truth = CorrectedModel(inner=prepared.latency, corrections=corrections)
-    return prepared.loop(executor=SimExecutor(latency=truth)).run().records
+    device = prepared.device and CorrectedModel(inner=prepared.device, corrections=corrections)
+    return prepared.loop(executor=prepared.executor(truth, device)).run().records
 
 
 def _means(cell: Cell, records: Records) -> dict[str, float | None]:

@@ -200,7 +200,9 @@ def compare(cell: Cell, limit: float = LIMIT) -> Comparison:
         limit=limit,
         statistics=tuple(_statistics(cell, limit)),
         paired=paired(cell),
-        steps=step_groups([(side.run.steps, side.launches) for side in used]),
+        steps=step_groups(
+            [(side.run.steps, side.launches) for side in used], one_device=cell.simulated.run.config.shared_device
+        ),
         overlaps=tuple(overlap(name, side.run.steps, side.launches) for name, side in runs),
         host=host_times(logs),
     )

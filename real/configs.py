@@ -111,6 +111,7 @@ class Setting:
             device=self.calibration.device.name,
             instances=who.instances,
             instance_sms=who.instance_sms,
+            shared_device=who.instance_sms is not None,
             slo=plan.slo,
             seed=plan.seed,
             kv_blocks=self.slots * self.slot_tokens // BLOCK_TOKENS,

@@ -6,6 +6,7 @@ all such steps of a kind and share give its c: what processor sharing in the sim
 
 A run's log has what its policy predicted, host time included, and steps of the simulation may run by another model (the
 same one at the pace that the device had): what is logged is scaled by the two models' ratio for work of a step's size.
+Where instances share a device, their policy predicts nothing of what they lose to each other.
 """
 
 from __future__ import annotations
@@ -38,13 +39,20 @@ class Factors:
 
     latency: what steps of the simulation run by, with ``outside_s`` of a launch, by its kind, for what is outside the
         device.
+    device: what they would run by on the whole device that instances share, None where they do not.
     """
 
-    def __init__(self, sides: Sequence[Side], latency: LatencyModel, outside_s: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        sides: Sequence[Side],
+        latency: LatencyModel,
+        outside_s: Mapping[str, float],
+        device: LatencyModel | None = None,
+    ) -> None:
         self._outside_s = outside_s
         self._host: dict[str, list[Floats]] = {}
         self.alone, self.together = _Ratio(), _Ratio()
-        runs = [_Run(side, latency, outside_s) for side in sides]
+        runs = [_Run(side, latency, outside_s, device) for side in sides]
         for run in runs:
             self._add_alone(run)
         self._kernels = self.alone.ratios()
@@ -88,23 +96,31 @@ class _Run:
     times longer its row takes beside its peer.
     """
 
-    def __init__(self, side: Side, latency: LatencyModel, outside_s: Mapping[str, float]) -> None:
+    def __init__(
+        self, side: Side, latency: LatencyModel, outside_s: Mapping[str, float], device: LatencyModel | None
+    ) -> None:
         assert side.launches is not None
         self.steps: StepLog = side.run.steps
         self.launches: LaunchLog = side.launches
         self.host_s: Floats = np.sum(list(side.launches.host_s(side.run.records.arrival_s).values()), axis=0)
-        self.pairs: Pairs = beside(self.steps, self.launches)
+        self.pairs: Pairs = beside(self.steps, self.launches, one_device=device is not None)
         works = _works(self.steps, latency.model.layers)
         _, _, planned = check_names(side.run.config)
         truth = _Model(latency, outside_s)
-        self.slowdown = truth.slowdowns(self.steps, works, self.pairs)
+        own = self.steps.instance[self.pairs.row] == self.steps.instance[self.pairs.peer]
+        lanes, neighbours = (Pairs(*(column[chosen] for column in self.pairs)) for chosen in (own, ~own))
+        self.slowdown: Floats = np.ones(len(own))
+        self.slowdown[own] = truth.slowdowns(self.steps, works, lanes)
+        if device is not None:
+            self.slowdown[~own] = _Model(device, outside_s).slowdowns(self.steps, works, neighbours)
         plan = _Model(planned, {})
         scale = truth.alone_s(self.steps, works) / plan.alone_s(self.steps, works)
-        self.alone_s = self.steps.predicted_s / self._at_launch(plan.slowdowns(self.steps, works, self.pairs)) * scale
+        at_launch = self._at_launch(lanes, plan.slowdowns(self.steps, works, lanes))
+        self.alone_s = self.steps.predicted_s / at_launch * scale
 
-    def _at_launch(self, slowdown: Floats) -> Floats:
+    def _at_launch(self, lanes: Pairs, slowdown: Floats) -> Floats:
         """Of each step, what its prediction was slowed by: the loop sends one launch after another. Shape (n,)."""
-        row, peer, _ = self.pairs
+        row, peer, _ = lanes
         found = np.ones(len(self.steps))
         there = self.launches.sent_s[peer] < self.launches.sent_s[row]
         found[row[there]] = slowdown[there]

@@ -26,7 +26,8 @@ KINDS = ("prefill", "decode")
 REPEATS = 5
 SESSION_S = 2.0
 """What running layers again may take, at the times of the profile: layers are repeated less often where there are more
-of them. Those of all runs count together."""
+of them, and where once is too often, every other one runs before the served requests and the others after them. Those
+of all runs count together."""
 
 REST_S = 0.1
 """What a lane sleeps before layers that show what it takes to wake: a lane that prefills rests about so long where some
@@ -134,17 +135,28 @@ class Pace(NamedTuple):
         return {**ratios, "probes": [probe._asdict() for probe in self.probes], "wakes_s": list(self.wakes_s)}
 
 
-def paced(profile: Profile, lanes: Lanes, names: Sequence[Sequence[str]], layers: int, host_s: float = 0.0) -> Pace:
+def paced(
+    profile: Profile,
+    lanes: Lanes,
+    names: Sequence[Sequence[str]],
+    layers: int,
+    host_s: float = 0.0,
+    *,
+    after: bool = False,
+) -> Pace:
     """Runs layers of ``profile`` again on idle ``lanes``, whose names of each instance are ``names``.
 
     ``layers``: of the model; a launch of all of them would have the LM head too, which the profile's have not.
     ``host_s``: for so long the host works before each launch, as it does between launches that serve.
+    ``after``: whether the requests have been served; see SESSION_S.
     Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
     grants. Raises DeviceError as lanes do.
     """
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
     places = {"prefill": computing[0], "decode": computing[-1]}
     probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place, layers)]
+    if 3 * sum(probe.profiled_s for probe in probes) > SESSION_S:
+        probes = probes[after::2]
     # In turns, as in a profile. No warm-up: what runs before each in its pass lets buffers grow too.
     turns: list[list[float]] = []
     for _ in range(_repeats(probes)):

@@ -1,7 +1,8 @@
 """A run step by step: which steps ran beside others, how long against the prediction, and what the host added.
 
-Two steps run beside each other where their flights, from the loop's decision to its notice, overlap on one instance:
-that is when the simulator slows them. Transfers use no SMs and run beside nobody.
+Two steps run beside each other where their flights, from the loop's decision to its notice, overlap on one instance,
+or on one device that instances share: that is when the simulator slows them. Transfers use no SMs and run beside
+nobody.
 """
 
 from __future__ import annotations
@@ -52,16 +53,23 @@ class Pairs(NamedTuple):
     seconds: Floats
 
 
-def beside(steps: StepLog, launches: LaunchLog | None = None) -> Pairs:
-    """Every step with each of its co-runners; without ``launches`` the device is at a step for all of its flight."""
+def beside(steps: StepLog, launches: LaunchLog | None = None, *, one_device: bool = False) -> Pairs:
+    """Every step with each of its co-runners; without ``launches`` the device is at a step for all of its flight.
+
+    one_device: whether steps of other instances are among them.
+    """
     begin_s = steps.start_s if launches is None else launches.begin_s
     finish_s = steps.end_s if launches is None else launches.finish_s
     found = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
-    for instance in np.unique(steps.instance):
-        here = (steps.instance == instance) & (steps.sms > 0)
-        lanes = [np.flatnonzero(here & (steps.lane == lane)) for lane in np.unique(steps.lane[here])]
-        for mine, others in permutations(lanes, 2):
-            found.append(_overlaps(mine, others, steps, begin_s, finish_s))
+    computing = steps.sms > 0
+    places = sorted(set(zip(steps.instance[computing].tolist(), steps.lane[computing].tolist(), strict=True)))
+    for mine, other in permutations(places, 2):
+        if one_device or mine[0] == other[0]:
+            rows, others = (
+                np.flatnonzero(computing & (steps.instance == instance) & (steps.lane == lane))
+                for instance, lane in (mine, other)
+            )
+            found.append(_overlaps(rows, others, steps, begin_s, finish_s))
     row, peer, seconds = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Pairs(row, peer, seconds)
 
@@ -107,14 +115,14 @@ ALL = -1
 """Stands for all shares where groups are put in order."""
 
 
-def step_groups(runs: list[tuple[StepLog, LaunchLog | None]]) -> tuple[StepGroup, ...]:
-    """The groups of all ``runs`` together, by lane, company and share; on all shares first."""
+def step_groups(runs: list[tuple[StepLog, LaunchLog | None]], *, one_device: bool = False) -> tuple[StepGroup, ...]:
+    """The groups of all ``runs`` together, by lane, company (as of :func:`beside`) and share; on all shares first."""
     found: dict[tuple[str, bool, int], list[tuple[Floats, Floats, Floats]]] = {}
     for steps, launches in runs:
         duration_s = steps.end_s - steps.start_s
         device_s = np.full(len(steps), np.nan) if launches is None else launches.device_s
         company = np.zeros(len(steps), np.bool_)
-        company[beside(steps, launches).row] = True
+        company[beside(steps, launches, one_device=one_device).row] = True
         present = zip(steps.lane.tolist(), steps.sms.tolist(), company.tolist(), strict=True)
         for lane, sms, accompanied in sorted(set(present)):
             rows = (steps.lane == lane) & (steps.sms == sms) & (company == accompanied)

@@ -159,7 +159,7 @@ class Validation:
                         temperature=self.plan.temperature,
                         progress=_requests(begin(len(self.trace))),
                     )
-                after = _pace(found, lanes, who, self.model.spec.layers, outside)
+                after = _pace(found, lanes, who, self.model.spec.layers, outside, after=True)
             if before is not None and after is not None:
                 note(run, {"pace": Pace.joined([before, after]).document()})
 
@@ -286,11 +286,13 @@ def _by_sms(pace: PaceSettings) -> Mapping[str, Any]:
     return {**{kind: dict(getattr(pace, kind)) for kind in KINDS}, "products by rows": products}
 
 
-def _pace(found: Calibrated, lanes: Lanes, who: Contestant, layers: int, host: OutsideTime) -> Pace | None:
+def _pace(
+    found: Calibrated, lanes: Lanes, who: Contestant, layers: int, host: OutsideTime, *, after: bool = False
+) -> Pace | None:
     """How fast the idle lanes are now; None without a profile to compare with."""
     if found.profile is None:
         return None
-    return paced(found.profile, lanes, who.lanes, layers, host.decode_s)
+    return paced(found.profile, lanes, who.lanes, layers, host.decode_s, after=after)
 
 
 def _requests(tell: Told) -> Callable[[int, float], None]:

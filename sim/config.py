@@ -161,6 +161,7 @@ class RunConfig(Settings):
         and a trace of lengths alone gets Poisson arrivals at it.
     slice: START:END in seconds of the trace's own times; only requests that arrive then are served, from 0 on.
     instance_sms: SMs (CPU cores) of each of its devices that an instance has, a slice or a core; None for all.
+    shared_device: whether all instances are parts of one device, of ``instance_sms`` each, and so slow each other.
     kv_blocks: KV blocks an instance; None derives them from ``memory_fraction``, the share of device
         memory that weights and KV may take together.
     reuse_preempted: whether a pre-empted request takes over what its freed KV blocks still hold (sim.limits).
@@ -183,6 +184,7 @@ class RunConfig(Settings):
     tensor_parallel: Count = 1
     instances: Instances = 1
     instance_sms: Count | None = None
+    shared_device: bool = False
     slo: SloSettings = SloSettings()
     seed: Seed = 0
     queue_limit: Count | None = None
@@ -210,6 +212,14 @@ class RunConfig(Settings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _parts_of_one_device(self) -> Self:
+        if self.shared_device and self.instance_sms is None:
+            raise ValueError(
+                "shared_device is true and instance_sms is not set; give the SMs of each instance (--instance-sms)"
+            )
+        return self
+
     @property
     def planned(self) -> LatencySettings | None:
         """``estimator``, of the model that ``latency`` names where it names none."""
@@ -220,7 +230,7 @@ class RunConfig(Settings):
 
     @property
     def gpus(self) -> int:
-        return self.instances * self.tensor_parallel
+        return self.tensor_parallel * (1 if self.shared_device else self.instances)
 
     def digest(self) -> str:
         """SHA-256 over every setting and the version: equal settings, equal results."""

@@ -5,6 +5,8 @@ co-runner. When a co-runner starts or ends, the share done so far is settled at 
 the new one: a new timeout is scheduled, and the old one is recognised as stale when it fires. This is processor
 sharing when the model says that two halve each other's pace.
 
+Instances that are parts of one device slow each other too (sim.neighbours).
+
 KV transfers use no SMs. Those that read from the same instance share its link equally.
 
 Of a few steps in flight the first to end is found by looking at them, which takes less time than scheduling them; only
@@ -22,6 +24,7 @@ from simpy.events import Event, Timeout
 from profiler.latency import LatencyModel
 from profiler.work import Work
 from sim.launch import NEVER, Completion, Launch
+from sim.neighbours import Neighbours
 
 FEW: Final = 16
 """Steps in flight that are looked at rather than scheduled. SimPy takes delays, not times: among more of them, two that
@@ -35,7 +38,8 @@ class _Flight:
 
     One that is delayed begins to run later, so ``rated_s`` may be still to come. At this pace it ends at ``end_s``.
 
-    ``peers`` are the launches that may slow each other: those on its instance's SMs, or on its source's link.
+    ``peers`` are the launches that may slow each other: those on its instance's SMs, or its device's where instances
+    share one, or on its source's link.
     ``alone_s`` and ``beside_s`` are its durations without and with the co-runner ``beside``, once estimated.
     ``set_s`` is when its end was last set, which is the order of those that end at one instant.
     """
@@ -73,12 +77,14 @@ class _Flight:
 class SimExecutor:
     """An executor whose clock jumps from event to event. ``latency`` is the truth that steps run by.
 
+    ``neighbours``: given where all instances are parts of one device.
     The clock is kept here: it may stand anywhere between two of SimPy's events. ``_unscheduled`` are the flights of
     which SimPy has not heard, in the order in which they would have been scheduled.
     """
 
-    def __init__(self, *, latency: LatencyModel) -> None:
+    def __init__(self, *, latency: LatencyModel, neighbours: Neighbours | None = None) -> None:
         self._latency = latency
+        self._neighbours = neighbours
         self._env = simpy.Environment()
         self._now_s = 0.0
         self._flying = 0
@@ -94,12 +100,13 @@ class SimExecutor:
 
     def start(self, launch: Launch) -> None:
         source = launch.source
-        peers = self._computing[launch.instance] if source is None else self._sending[source]
+        device = launch.instance if self._neighbours is None else 0
+        peers = self._computing[device] if source is None else self._sending[source]
         flight = _Flight(launch, peers)
         peers.append(flight)
         for peer in peers[:-1]:
             self._rerate(peer)
-        known = launch.predictor is self._latency
+        known = launch.predictor is self._latency and self._neighbours is None
         if known:
             flight.duration_s = seconds = launch.predicted.seconds
             if launch.beside is None:
@@ -133,6 +140,10 @@ class SimExecutor:
         if until_s is not None and until_s > self._now_s:
             self._now_s = until_s
         return None
+
+    @property
+    def independent(self) -> bool:
+        return self._neighbours is None
 
     @property
     def truth(self) -> LatencyModel:
@@ -175,11 +186,23 @@ class SimExecutor:
             if flight.alone_s is None:
                 flight.alone_s = self._latency.estimate(launch.work, 1).seconds
             return flight.alone_s * len(flight.peers)
+        if self._neighbours is not None:
+            return self._among_neighbours_s(flight, self._neighbours)
         for peer in flight.peers:
             if peer is not flight:
                 return self._beside_s(flight, peer.launch)
+        return self._alone_s(flight)
+
+    def _among_neighbours_s(self, flight: _Flight, neighbours: Neighbours) -> float:
+        launch = flight.launch
+        beside = [peer.launch for peer in flight.peers if peer is not flight]
+        own = next((other for other in beside if other.instance == launch.instance), None)
+        here_s = self._alone_s(flight) if own is None else self._beside_s(flight, own)
+        return here_s + neighbours.loss_s(launch, [other for other in beside if other.instance != launch.instance])
+
+    def _alone_s(self, flight: _Flight) -> float:
         if flight.alone_s is None:
-            flight.alone_s = self._latency.estimate(launch.work, launch.step.sms).seconds
+            flight.alone_s = self._latency.estimate(flight.launch.work, flight.launch.step.sms).seconds
         return flight.alone_s
 
     def _beside_s(self, flight: _Flight, other: Launch) -> float:

@@ -82,7 +82,15 @@ class KVHolder(Protocol):
 
 @runtime_checkable
 class Coaster(Protocol):
-    """An executor with a virtual clock, which can jump over a step of an instance that runs nothing else."""
+    """An executor with a virtual clock, which can jump over a step of an instance that runs nothing else.
+
+    It can where instances are ``independent``: where what one runs slows no other.
+    """
+
+    @property
+    def independent(self) -> bool:
+        """Whether it is so in this run."""
+        ...
 
     @property
     def truth(self) -> LatencyModel:

@@ -157,7 +157,7 @@ class ServingLoop:
     def _serve(self) -> None:
         until_s = self._limits.until_s
         arrivals, executor, clock = self._arrivals, self._executor, self._clock
-        if isinstance(executor, Coaster):
+        if isinstance(executor, Coaster) and executor.independent:
             coast = self._coast(executor)
             if self._is_solo():
                 self._solo(executor, coast).serve()

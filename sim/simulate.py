@@ -21,6 +21,7 @@ from sim.launch import Executor
 from sim.limits import Limits
 from sim.loop import ServingLoop
 from sim.metrics import Metrics, summarise
+from sim.neighbours import Neighbours
 from sim.prefixcache import HashedBlocks
 from sim.records import RunResult
 from traces import ArrivalSpec, ReadOptions, Trace, open_trace, parse_arrivals, with_hashes
@@ -42,6 +43,7 @@ class Prepared:
     """Everything a run needs, checked. ``config`` carries the version and the hash of the trace.
 
     latency: what steps run by. estimator: what the policy plans with, the same model unless the settings name two.
+    device: with ``shared_device`` what steps would run by on the whole of it.
     """
 
     config: RunConfig
@@ -51,10 +53,15 @@ class Prepared:
     estimator: LatencyModel
     policy: Policy
     limits: Limits
+    device: LatencyModel | None = None
 
     def run(self, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:
         """Serves the trace. ``progress`` hears (finished requests, simulated seconds)."""
         return self.loop(progress=progress, keep_token_times=keep_token_times).run()
+
+    def executor(self, latency: LatencyModel, device: LatencyModel | None) -> SimExecutor:
+        """Virtual time in which steps run by ``latency``; ``device``: as of :class:`Prepared`."""
+        return SimExecutor(latency=latency, neighbours=None if device is None else Neighbours(device))
 
     def loop(
         self,
@@ -75,7 +82,7 @@ class Prepared:
             policy=self.policy,
             arrivals=source or self.arrivals.source(self.trace, config.seed),
             latency=self.estimator,
-            executor=executor or SimExecutor(latency=self.latency),
+            executor=executor or self.executor(self.latency, self.device),
             instances=config.instances,
             slo=config.slo.value(),
             limits=self.limits,
@@ -110,6 +117,7 @@ def prepare(config: RunConfig, *, reading: Callable[[float], None] = untold) -> 
         estimator=estimator,
         policy=policy,
         limits=limits,
+        device=whole_device(config) if config.shared_device else None,
     )
 
 
@@ -177,9 +185,25 @@ def check_names(config: RunConfig) -> tuple[Policy, KernelSumModel, KernelSumMod
     policy = policies.load(config.policy.name, config.policy.settings)
     CheckedPolicy(policy).roles(config.instances)
     latency = latency_model(config)
+    if config.shared_device:
+        _check_parts(config, whole_device(config))
     if config.kv_blocks is None:
         latency.kv_capacity_tokens(config.memory_fraction)
     return policy, latency, latency_model(config, config.planned) if config.planned else latency
+
+
+def whole_device(config: RunConfig) -> KernelSumModel:
+    """What steps would take on all of the device that ``config``'s instances are parts of."""
+    return latency_model(config.model_copy(update={"instance_sms": None}))
+
+
+def _check_parts(config: RunConfig, whole: KernelSumModel) -> None:
+    needed = config.instances * (config.instance_sms or 0)
+    if needed > whole.device.sms:
+        raise ValueError(
+            f"shared_device is true, and {config.instances} instances of {config.instance_sms} SMs are {needed};"
+            f" {config.device} has {whole.device.sms}; take fewer instances or SMs, or a device each"
+        )
 
 
 def simulate(config: RunConfig, *, progress: Progress | None = None, keep_token_times: bool = False) -> RunResult:

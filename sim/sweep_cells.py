@@ -106,7 +106,7 @@ def _check_distinct(found: Sequence[Cell], where: str) -> None:
 def _curve(cell: Cell) -> tuple[object, ...]:
     """What tells the curves of figures and knees apart, the policy's settings aside."""
     config = cell.config
-    device = (config.device, config.tensor_parallel, config.instances, config.instance_sms)
+    device = (config.device, config.tensor_parallel, config.instances, config.instance_sms, config.shared_device)
     return (cell.label, config.trace, config.model, *device, config.slo)
 
 

@@ -48,11 +48,11 @@ def test_a_slow_host_is_the_hosts_fault(policy: str) -> None:
     assert attribution.causes["tpot_s"].host > 2e-3  # every token waits for one launch at least
 
 
-@pytest.mark.parametrize(("policy", "sms"), [("bullet", None), ("disaggregation", 108)])
+@pytest.mark.parametrize(("policy", "sms"), [("bullet", None), ("disaggregation", 108), ("one device", 54)])
 def test_slow_kernels_of_one_kind_are_found_there(policy: str, sms: int | None) -> None:
     attribution = found(policy, kernels={("decode", sms): 1.2})
     factors = attribution.corrections.kernels
-    assert factors["decode", 108] == pytest.approx(1.2, rel=1e-3)
+    assert factors["decode", sms or 108] == pytest.approx(1.2, rel=1e-3)
     assert all(factor == pytest.approx(1.0, rel=1e-3) for (kind, _), factor in factors.items() if kind != "decode")
     for metric in ("tpot_s", "e2e_s"):
         shares = attribution.causes[metric].shares()
@@ -68,8 +68,9 @@ def test_slow_prefill_kernels_show_in_ttft() -> None:
     assert shares["kernels"] == pytest.approx(1.0, abs=0.02), shares
 
 
-def test_contention_is_found_beside_others() -> None:
-    attribution = found("bullet", contention={("decode", None): 1.3})
+@pytest.mark.parametrize("policy", ["bullet", "one device"])
+def test_contention_is_found_beside_others(policy: str) -> None:
+    attribution = found(policy, contention={("decode", None): 1.3})
     factors = attribution.corrections.contention
     assert factors["decode", None] == pytest.approx(1.3, rel=0.02)
     assert factors["prefill", None] == pytest.approx(1.0, rel=0.02)

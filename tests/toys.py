@@ -17,6 +17,7 @@ from profiler.profile import Provenance as Measured
 from profiler.specs import DeviceSpec, ModelSpec
 from sim import Completion, Launch, Limits, RunResult, ServingLoop, SimExecutor
 from sim.between import NOTHING_BETWEEN, BetweenSteps
+from sim.neighbours import Neighbours
 from traces.arrivals import ArrivalSource, OpenArrivals
 from traces.request import Provenance, Trace
 
@@ -107,14 +108,16 @@ def serve(
     check: bool = True,
     plain: bool = False,
     between: BetweenSteps = NOTHING_BETWEEN,
+    device: LatencyModel | None = None,
     **limits: Any,
 ) -> RunResult:
     """Runs a policy over rows (or an arrival source) on the toy device, checking the KV ledger at every step.
 
+    ``device``: what steps would take on the whole device that instances share, where they do.
     ``plain`` takes away the executor's short cut over decode steps. ``limits`` are others of sim.limits.Limits.
     """
     latency = latency or toy_latency()
-    executor = SimExecutor(latency=latency)
+    executor = SimExecutor(latency=latency, neighbours=None if device is None else Neighbours(device))
     return ServingLoop(
         policy=policy,
         arrivals=arrivals or OpenArrivals(trace_of(rows or ())),

@@ -14,7 +14,6 @@ from real.comparison import Side
 from real.corrections import CorrectedModel, Corrections
 from real.launches import LaunchLog
 from sim.config import RunConfig, checked
-from sim.executor import SimExecutor
 from sim.metrics import summarise
 from sim.rundir import Run
 from sim.simulate import Prepared, prepare
@@ -31,6 +30,14 @@ SETTINGS = {
     },
     "chunked": {"policy": "chunked", "instances": 1, "rate": 6.0},
     "disaggregation": {"policy": "disaggregation", "instances": 2, "rate": 10.0},
+    "one device": {
+        "policy": "disaggregation",
+        "instances": 2,
+        "instance_sms": 54,
+        "shared_device": True,
+        "kv_blocks": 4000,
+        "rate": 5.0,
+    },
 }
 
 
@@ -67,14 +74,18 @@ def world(policy: str, host_s: float = 0.0, *, noise: float = 0.0, seed: int = 0
     """A run in a world whose truth is the model's with ``planted`` corrections, and the host's time in four parts."""
     ready = prepared(policy)
     host = dict.fromkeys(("prefill", "decode", "mixed", "transfer"), host_s)
-    right = CorrectedModel(inner=ready.latency, corrections=Corrections(host_s=host, **planted))
+    known = Corrections(host_s=host, **planted)
+    right = CorrectedModel(inner=ready.latency, corrections=known)
     truth = Shaky(inner=right, corrections=Corrections(), noise=noise, random=np.random.default_rng(seed))
-    return logged(ready, truth, host_s)
+    return logged(ready, truth, host_s, ready.device and CorrectedModel(inner=ready.device, corrections=known))
 
 
-def logged(ready: Prepared, truth: LatencyModel, host_s: float) -> Side:
-    """The run of ``ready`` where steps take what ``truth`` says, ``host_s`` of it outside the device."""
-    result = ready.loop(executor=SimExecutor(latency=truth)).run()
+def logged(ready: Prepared, truth: LatencyModel, host_s: float, device: LatencyModel | None = None) -> Side:
+    """The run of ``ready`` where steps take what ``truth`` says, ``host_s`` of it outside the device.
+
+    device: what they would take on all of the device that instances share.
+    """
+    result = ready.loop(executor=ready.executor(truth, device)).run()
     steps = result.steps
     # The loop decides one thing after another: at one instant the prefill before the decodes, as Bullet does.
     first = np.where(np.array(steps.lane_names)[steps.lane] == "decode", 2e-9, 1e-9)

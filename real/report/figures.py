@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -78,18 +77,20 @@ def steps(comparison: Comparison) -> Figure | None:
     with styled():
         drawing = figure(7.2 if len(lanes) > 1 else 3.6, 2.9)
         for axes, lane in zip(drawing.subplots(1, len(lanes), squeeze=False)[0], lanes, strict=True):
-            _draw_steps(axes, lane, logs, comparison.limit)
+            _draw_steps(axes, lane, logs, comparison.limit, comparison.cell.simulated.run.config.shared_device)
             axes.set(title=lane, xlabel="measured (ms)", ylabel="predicted (ms)")
         handles, labels = _company_legend(drawing.axes[0])
         drawing.legend(handles, labels, loc="outside upper center", ncols=2)
     return drawing
 
 
-def _draw_steps(axes: Axes, lane: str, logs: Sequence[tuple[StepLog, LaunchLog | None]], limit: float) -> None:
+def _draw_steps(
+    axes: Axes, lane: str, logs: Sequence[tuple[StepLog, LaunchLog | None]], limit: float, one_device: bool
+) -> None:
     parts: dict[bool, list[tuple[Floats, Floats]]] = {False: [], True: []}
     for log, launches in logs:
         company = np.zeros(len(log), np.bool_)
-        company[beside(log, launches).row] = True
+        company[beside(log, launches, one_device=one_device).row] = True
         mine = np.array([name == lane for name in log.lane_names], np.bool_)[log.lane]
         for together in parts:
             rows = mine & (company == together)
@@ -138,9 +139,7 @@ def _window(side: Side) -> tuple[float, float] | None:
     log = side.run.steps
     if not len(log):
         return None
-    # Lanes of all instances count, as if of one.
-    lane = log.lane + len(log.lane_names) * log.instance
-    row, _, seconds = beside(replace(log, lane=lane, instance=np.zeros_like(log.instance)), side.launches)
+    row, _, seconds = beside(log, side.launches, one_device=True)
     shared = np.zeros(len(log))
     np.add.at(shared, row, seconds)
     order = np.argsort(log.start_s, kind="stable")

@@ -76,7 +76,7 @@ class Panel:
 
 
 _SLO = ("slo_ttft_s", "slo_ttft_per_token_s", "slo_ttft_floor_s", "slo_tpot_s")
-_WORLD = ("trace", "model", "device", "tensor_parallel", "instances", "instance_sms", *_SLO)
+_WORLD = ("trace", "model", "device", "tensor_parallel", "instances", "instance_sms", "shared_device", *_SLO)
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -120,7 +120,11 @@ def _by_rate(rows: Sequence[Row]) -> tuple[tuple[float, tuple[Row, ...]], ...]:
 def _title(row: Row) -> str:
     gpus = f"{row['gpus']}\N{MULTIPLICATION SIGN} {row['device']}" if row["gpus"] > 1 else row["device"]
     parallel = f" (TP {row['tensor_parallel']})" if row["tensor_parallel"] > 1 else ""
-    part = "" if row.get("instance_sms") is None else f", {row['instance_sms']:g} SMs of each"
+    part = (
+        ""
+        if row.get("instance_sms") is None
+        else f", {row['instance_sms']:g} SMs of {'one' if row.get('shared_device') else 'each'}"
+    )
     return f"{workload_name(row['trace'])}: {row['model']} on {gpus}{parallel}{part}"
 
 
