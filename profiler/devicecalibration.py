@@ -161,6 +161,17 @@ class DeviceCalibration:
         found = self.composition
         return replace(self, composition=replace(found, products=found.products.times(factors)))
 
+    def with_losses(self, losses: Mapping[str, tuple[float, float]]) -> Self:
+        """With launches of these kinds, ``prefill`` or ``decode``, losing so much to others on SMs of their own.
+
+        The two numbers: to any, and of DRAM-bound work to one that draws all of the bandwidth.
+        """
+        known = self.contention
+        prefill_any, prefill = losses.get("prefill", (known.prefill_any, known.prefill))
+        decode_any, decode = losses.get("decode", (known.decode_any, known.decode))
+        changed = replace(known, prefill=prefill, prefill_any=prefill_any, decode=decode, decode_any=decode_any)
+        return replace(self, contention=changed)
+
     def document(self) -> dict[str, Any]:
         """JSON types; :meth:`read` makes it again."""
         return {

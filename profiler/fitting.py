@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import lsq_linear, minimize
+from scipy.optimize import minimize
 
 from profiler.calibration import OpCalibration
 from profiler.cpu import cpu_device
@@ -26,6 +26,7 @@ from profiler.devicecalibration import (
 from profiler.estimators import CalibratedRoofline, rows_of
 from profiler.fittedmodel import FittedModel, fitted
 from profiler.layerfit import layer_costs, product_factors, timed, work_of
+from profiler.losses import CoRun, losses
 from profiler.mixed import MixedAttention
 from profiler.presets import DEVICES
 from profiler.presets import model as model_preset
@@ -247,13 +248,12 @@ def _with_layers(calibration: DeviceCalibration, profile: Profile) -> DeviceCali
 
 
 def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -> Contention:
-    """Slowdowns that best explain the co-runs: extra time over (share of DRAM that the other draws x DRAM-bound time).
+    """Losses that best explain the co-runs, and these as they were measured.
 
-    Measured against the same launch alone on the same share, so errors of the kernels cancel. Co-runs on cores in
-    common are another matter (:mod:`profiler.commoncores`), and are kept as measured.
+    Against the same launch alone on the same share, so errors of the kernels cancel.
     """
     times = {_key(row): float(row["latency_s"]) for row in alone.to_dict("records")}
-    pairs: dict[str, list[tuple[float, float]]] = {"decode_layers": [], "prefill_layers": []}
+    runs: dict[str, list[CoRun]] = {kind: [] for kind in LAYERS}
     table = []
     for row in beside.to_dict("records"):
         reference = times.get(_key(row))
@@ -262,14 +262,12 @@ def _contention(model: FittedModel, alone: pd.DataFrame, beside: pd.DataFrame) -
         slowdown = _slowdown(row, reference)
         sms, other_sms = int(row["sms"]), int(row["beside_sms"])
         other = work_of(row, "beside_")
-        share, bound = model.dram_share(other, other_sms), model.dram_bound_share(work_of(row), sms)
-        if not (model.device.in_step and sms + other_sms > model.device.sms):
-            pairs[str(row["kernel"])].append((share * bound, slowdown - 1))
+        runs[str(row["kernel"])].append(CoRun(work_of(row), sms, other, other_sms, slowdown))
         table.append({"decodes": float(row["kernel"] == "decode_layers"), "sms": sms, "beside_sms": other_sms,
                       "tokens": float(work_of(row).new_tokens), "beside_tokens": float(other.new_tokens),
                       "slowdown": slowdown})  # fmt: skip
-    decode_any, decode = _losses(pairs["decode_layers"])
-    prefill_any, prefill = _losses(pairs["prefill_layers"])
+    prefill_any, prefill = losses(model, runs["prefill_layers"])
+    decode_any, decode = losses(model, runs["decode_layers"])
     return Contention(decode, prefill, decode_any, prefill_any, "measured", tuple(table))
 
 
@@ -283,19 +281,6 @@ def _slowdown(row: Mapping[Any, Any], alone_s: float) -> float:
             f"{LARGEST_SLOWDOWN:g} and at least {LEAST_SLOWDOWN:g} times is possible; measure it again"
         )
     return found
-
-
-def _losses(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    """(loss to any co-runner, loss of DRAM-bound work to one that draws all) by least squares; both 0 to 1.
-
-    Two that share DRAM fairly take at most twice as long, so neither loss is above 1.
-    """
-    if not pairs:
-        return 0.0, 0.0
-    drawn, slowdown = np.array(pairs).T
-    found = lsq_linear(np.column_stack([np.ones(len(drawn)), drawn]), slowdown, bounds=(0.0, 1.0))
-    anyway, ceiling = found.x.tolist()
-    return anyway, ceiling
 
 
 def _key(row: Mapping[Any, Any]) -> tuple[Any, ...]:

@@ -11,8 +11,9 @@ from profiler.devicecalibration import DeviceCalibration
 from profiler.fittedmodel import fitted
 from profiler.specs import DeviceSpec, ModelSpec
 from real.hosttime import OutsideTime
-from real.pace import KINDS, Pace
+from real.pace import Pace
 from real.plan import BLOCK_TOKENS, Contestant, Plan
+from real.probes import KINDS
 from sim.config import LatencySettings, PaceSettings, PolicySettings, RunConfig, checked
 from sim.sweep_spec import PolicyEntry
 
@@ -86,9 +87,9 @@ class Setting:
 
     def today(self, pace: Pace) -> Today:
         """What was measured beside all runs, for the latency model of them all."""
-        products = pace.products(fitted(self.plan.model, self.calibration))
+        model = fitted(self.plan.model, self.calibration)
         of_kinds = {kind: pace.by_sms(kind) for kind in KINDS}
-        document = {**of_kinds, "products": products.document()}
+        document = {**of_kinds, "products": pace.products(model).document(), "losses": pace.losses(model)}
         return Today(checked(PaceSettings, document, "pace of the real runs"), pace.wake_s)
 
     def config(self, who: Contestant, rate: float | None, host: OutsideTime, today: Today | None = None) -> RunConfig:

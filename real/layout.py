@@ -153,11 +153,20 @@ class ProbeRow(BaseModel):
     seconds: Seconds
 
 
+class CompanyRow(BaseModel):
+    """Company.document."""
+
+    own: ProbeRow
+    other: ProbeRow
+    seconds: Seconds
+
+
 class Probed(BaseModel):
     """Pace.document."""
 
     probes: list[ProbeRow]
     wakes_s: list[Annotated[float, Field(ge=-3600, le=3600, allow_inf_nan=False)]] = []
+    company: list[CompanyRow] = []
 
 
 class Ended(BaseModel):

@@ -17,12 +17,12 @@ from policies.api import LINK
 from profiler.composition import ProductFactors
 from profiler.fittedmodel import FittedModel
 from profiler.layerfit import Timed, product_factors
-from profiler.measure.attention import Sequenced
+from profiler.losses import Losses
 from profiler.profile import Profile
-from profiler.work import Work
-from real.lanes import Batch, DeviceError, Job, Lanes
+from real.company import Company, accompanied, losses_now
+from real.lanes import Lanes
+from real.probes import KINDS, Place, Probe, run
 
-KINDS = ("prefill", "decode")
 REPEATS = 5
 SESSION_S = 2.0
 """What running layers again may take, at the times of the profile: layers are repeated less often where there are more
@@ -36,45 +36,17 @@ ten requests a second arrive. Much less leaves it half awake."""
 RESTS = 3
 """So often at a time: each takes a rest and three launches, and those of all runs count together."""
 
-TIMEOUT_S = 120.0
-
-
-class Probe(NamedTuple):
-    """Layers of the profile and how long they took now.
-
-    Each of ``sequences`` has as many new tokens, one where it decodes, and as many cached ones.
-    """
-
-    kind: str
-    sms: int
-    sequences: int
-    new_tokens: int
-    cached_tokens: int
-    layers: int
-    profiled_s: float
-    seconds: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds / self.profiled_s
-
-    @property
-    def work(self) -> Work:
-        if self.kind == "prefill":
-            chunks = ((self.new_tokens, self.cached_tokens),) * self.sequences
-            return Work(chunks, layers=self.layers, head=False)
-        context = self.sequences * (self.cached_tokens + 1)
-        return Work((), self.sequences, context, layers=self.layers, head=False)
-
 
 class Pace(NamedTuple):
     """Layers run again, and what that says of the device.
 
     wakes_s: seconds that layers which prefill took longer after a rest than in a pass, of each time.
+    company: layers beside others.
     """
 
     probes: tuple[Probe, ...] = ()
     wakes_s: tuple[float, ...] = ()
+    company: tuple[Company, ...] = ()
 
     @property
     def wake_s(self) -> float:
@@ -108,16 +80,29 @@ class Pace(NamedTuple):
 
         So whatever made a single row of the profile faster or slower than others of its kind is gone.
         """
-        costs = model.layer_costs.at_pace(*(tuple(self.by_sms(kind)) for kind in KINDS))
         host_s = model.calibration.host_in_layers_s
         layers = [Timed(row.work, row.sms, row.seconds - host_s) for row in self.rows()]
-        return product_factors(replace(model, layer_costs=costs), layers)
+        return product_factors(self._by_kind(model), layers)
+
+    def losses(self, model: FittedModel) -> dict[str, Losses]:
+        """What launches of each kind lose to others on SMs of their own; without a kind that was not run beside any."""
+        calibration = model.calibration.with_products(self.products(model))
+        return losses_now(replace(self._by_kind(model), calibration=calibration), self.company)
+
+    def _by_kind(self, model: FittedModel) -> FittedModel:
+        costs = model.layer_costs.at_pace(*(tuple(self.by_sms(kind)) for kind in KINDS))
+        return replace(model, layer_costs=costs)
 
     @classmethod
     def read(cls, documents: Iterable[Mapping[str, Any]]) -> Self:
         """All probes of what :meth:`document` gave, of one pace or several."""
         return cls.joined(
-            cls(tuple(Probe(**row) for row in found["probes"]), tuple(found["wakes_s"])) for found in documents
+            cls(
+                tuple(Probe(**row) for row in found["probes"]),
+                tuple(found["wakes_s"]),
+                tuple(map(Company.read, found["company"])),
+            )
+            for found in documents
         )
 
     @classmethod
@@ -127,12 +112,18 @@ class Pace(NamedTuple):
         return cls(
             tuple(probe for one in together for probe in one.probes),
             tuple(seconds for one in together for seconds in one.wakes_s),
+            tuple(found for one in together for found in one.company),
         )
 
     def document(self) -> dict[str, Any]:
         """JSON types, for a run's facts."""
         ratios = {kind: [list(point) for point in self.by_sms(kind)] for kind in KINDS}
-        return {**ratios, "probes": [probe._asdict() for probe in self.probes], "wakes_s": list(self.wakes_s)}
+        return {
+            **ratios,
+            "probes": [probe._asdict() for probe in self.probes],
+            "wakes_s": list(self.wakes_s),
+            "company": [found.document() for found in self.company],
+        }
 
 
 def paced(
@@ -150,7 +141,7 @@ def paced(
     ``host_s``: for so long the host works before each launch, as it does between launches that serve.
     ``after``: whether the requests have been served; see SESSION_S.
     Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
-    grants. Raises DeviceError as lanes do.
+    grants; and beside each other where these are two. Raises DeviceError as lanes do.
     """
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
     places = {"prefill": computing[0], "decode": computing[-1]}
@@ -169,20 +160,15 @@ def paced(
     return Pace(
         tuple(found),
         tuple(_wake_s(lanes, places["prefill"], probe, layers, host_s) for probe in rests[step // 2 :: step]),
+        tuple(accompanied(profile, lanes, (places["prefill"], places["decode"]), layers, after=after)),
     )
 
 
-def _probes(profile: Profile, kind: str, lanes: Lanes, place: tuple[int, str], layers: int) -> Iterator[Probe]:
+def _probes(profile: Profile, kind: str, lanes: Lanes, place: Place, layers: int) -> Iterator[Probe]:
     rows = profile.select(f"{kind}_layers").sort_values("latency_s", ascending=False)
-    for row in rows[rows["layers"] < layers].to_dict("records"):
-        if kind == "prefill":
-            shape = row["sequences"], row["new_tokens"], row["cached_tokens"]
-        else:
-            shape = row["decode_requests"], 1, row["decode_context_tokens"] - 1
-        count, new, cached = map(int, shape)
-        sms = int(row["sms"])
-        if count <= lanes.slots and new + cached <= lanes.slot_tokens and lanes.granted(*place, sms) == sms:
-            yield Probe(kind, sms, count, new, cached, int(row["layers"]), float(row["latency_s"]))
+    for probe in map(Probe.of, rows[rows["layers"] < layers].to_dict("records")):
+        if probe.fits(lanes, place):
+            yield probe
 
 
 def _repeats(probes: Sequence[Probe]) -> int:
@@ -191,33 +177,22 @@ def _repeats(probes: Sequence[Probe]) -> int:
     return REPEATS if not turn_s else min(REPEATS, max(1, int(SESSION_S / (3 * turn_s))))
 
 
-def _in_a_pass(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
+def _in_a_pass(lanes: Lanes, place: Place, probe: Probe, layers: int, host_s: float) -> float:
     """Seconds of a probe as of a step that follows another like it: before it run the same layers and as many more.
 
     In a pass the weights of a layer have been driven from the caches by all others'; those of the same few layers over
     and over have not. The lane is at work until then, and not woken after others had its cores. And the host's work
     takes a core and caches from a CPU's lanes, whose threads sleep meanwhile.
     """
-    _run(lanes, place, probe, min(2 * probe.layers, layers))
+    run(lanes, place, probe, min(2 * probe.layers, layers))
     end_s = perf_counter() + host_s
     while perf_counter() < end_s:
         pass
-    return _run(lanes, place, probe)
+    return run(lanes, place, probe)
 
 
-def _wake_s(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int, host_s: float) -> float:
+def _wake_s(lanes: Lanes, place: Place, probe: Probe, layers: int, host_s: float) -> float:
     """Seconds that a probe takes longer after a rest than in the pass just before it."""
     in_pass_s = _in_a_pass(lanes, place, probe, layers, host_s)
     sleep(REST_S)
-    return _run(lanes, place, probe) - in_pass_s
-
-
-def _run(lanes: Lanes, place: tuple[int, str], probe: Probe, layers: int | None = None) -> float:
-    """Seconds of the first ``layers``, of as many as the probe has by default."""
-    sequences = tuple(Sequenced(slot, probe.new_tokens, probe.cached_tokens) for slot in range(probe.sequences))
-    tokens = (1,) * (probe.sequences * probe.new_tokens)
-    lanes.submit(Job(-1, *place, probe.sms, Batch(sequences, tokens, 0, layers or probe.layers)))
-    done = lanes.wait(TIMEOUT_S)
-    if done is None:
-        raise DeviceError(f"layers that took {probe.profiled_s:.3g} s when profiled took over {TIMEOUT_S:g} s")
-    return done.finish_s - done.begin_s
+    return run(lanes, place, probe) - in_pass_s

@@ -29,9 +29,10 @@ from real.lanes import Lanes
 from real.layout import SIMULATED, Layout, finished, read_facts, served_again
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
-from real.pace import KINDS, Pace, paced
+from real.pace import Pace, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
+from real.probes import KINDS
 from real.report import Study, study, write_report
 from real.serving import check_policy, check_servable, note, serve
 from real.telling import SILENT, Teller, Told
@@ -283,7 +284,7 @@ def _side(run: Path) -> Side:
 def _by_sms(pace: PaceSettings) -> Mapping[str, Any]:
     """Numbers that the report names."""
     products = {sms: dict(factors) for sms, factors in pace.products}
-    return {**{kind: dict(getattr(pace, kind)) for kind in KINDS}, "products by rows": products}
+    return {**{kind: dict(getattr(pace, kind)) for kind in KINDS}, "products by rows": products, "losses": pace.losses}
 
 
 def _pace(

@@ -90,15 +90,21 @@ OfRows = Annotated[Points, Field(min_length=1)]
 Products = Annotated[list[Annotated[tuple[Count, OfRows], Field(strict=False)]], AfterValidator(_ascending)]
 
 
+Loss = Annotated[float, Field(ge=0, le=1)]
+Losses = Annotated[tuple[Loss, Loss], Field(strict=False)]
+
+
 class PaceSettings(Settings):
     """Factors on the time of launches that prefill and of others: (SMs, factor), interpolated between.
 
     products: on matrix products, besides: (SMs, [(rows, factor), ...]), see profiler.composition.ProductFactors.
+    losses: of launches of a kind to others on SMs of their own, see profiler.losses.Losses; others as fitted.
     """
 
     prefill: Points = Field(default_factory=list)
     decode: Points = Field(default_factory=list)
     products: Products = Field(default_factory=list)
+    losses: dict[Literal["prefill", "decode"], Losses] = Field(default_factory=dict)
 
 
 class LatencySettings(Settings):

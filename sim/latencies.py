@@ -57,15 +57,18 @@ def _at_pace(model: KernelSumModel, pace: float | dict[str, Any] | None) -> Kern
     everywhere = ((model.device.sms, pace),)
     curves = (pace["prefill"], pace["decode"]) if isinstance(pace, dict) else (everywhere, everywhere)
     costs = model.layer_costs.at_pace(*map(tuple, curves))
-    if not isinstance(pace, dict) or not pace["products"]:
+    given = [name for name in ("products", "losses") if isinstance(pace, dict) and pace[name]]
+    if not isinstance(pace, dict) or not given:
         return dataclasses.replace(model, layer_costs=costs)
     if not isinstance(model, FittedModel):
         raise ValueError(
-            f"latency.pace.products is a pace of measured products, and {model.device.name} has the roofline here; "
+            f"latency.pace.{given[0]} is of a measured device, and {model.device.name} has the roofline here; "
             f"leave it out, or give a fitted model"
         )
-    products = ProductFactors.read(pace["products"])
-    return dataclasses.replace(model, layer_costs=costs, calibration=model.calibration.with_products(products))
+    calibration = model.calibration.with_losses(pace["losses"])
+    if pace["products"]:
+        calibration = calibration.with_products(ProductFactors.read(pace["products"]))
+    return dataclasses.replace(model, layer_costs=costs, calibration=calibration)
 
 
 def _on_instance(model: KernelSumModel, sms: int | None) -> KernelSumModel:

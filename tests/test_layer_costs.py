@@ -245,5 +245,5 @@ def test_a_pace_of_products_comes_on_top(tmp_path: Path) -> None:
     again = DeviceCalibration.read(slower.calibration.document())
     assert again.composition.products == slower.calibration.composition.products
     roofline = {**base, "device": "L40S", "latency": {"pace": {"products": [[1, [[1, 2.0]]]]}}}
-    with pytest.raises(ValueError, match="products is a pace of measured products, and L40S has the roofline here"):
+    with pytest.raises(ValueError, match=r"pace\.products is of a measured device, and L40S has the roofline here"):
         latency_model(RunConfig.model_validate(roofline))

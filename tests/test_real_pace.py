@@ -17,7 +17,8 @@ from profiler.measure.attention import Sequenced
 from profiler.profile import Profile
 from real import pace as pacing
 from real.lanes import Batch, DeviceError, Done, Job
-from real.pace import Pace, Probe, paced
+from real.pace import Pace, paced
+from real.probes import KINDS, TIMEOUT_S, Probe
 from tests.toys import cpu_profile
 
 
@@ -154,7 +155,7 @@ def test_the_model_at_its_pace_says_what_layers_take_now() -> None:
         probes += [of_row._replace(seconds=late * now * seconds) for late in (0.4, 1, 1.6)]
     calibration, found = fit_device(cpu_profile(4, "tiny", rows)), Pace(tuple(probes))
     model = fitted("tiny", calibration)
-    costs = model.layer_costs.at_pace(*(tuple(found.by_sms(kind)) for kind in pacing.KINDS))
+    costs = model.layer_costs.at_pace(*(tuple(found.by_sms(kind)) for kind in KINDS))
     now_model = replace(model, layer_costs=costs, calibration=calibration.with_products(found.products(model)))
     assert dict(found.by_sms("decode")) == pytest.approx({1: 1.5, 4: fmean([1.4 / 1.2, 0.9])})
     for row in probes[1::3]:
@@ -166,10 +167,10 @@ def test_the_model_at_its_pace_says_what_layers_take_now() -> None:
 def test_pace_is_unknown_where_nothing_of_the_profile_fits() -> None:
     found = paced(cpu_profile(4), Timed({}), NAMES, 8)
     assert found.probes == ()
-    assert found.document() == {"prefill": [], "decode": [], "probes": [], "wakes_s": []}
+    assert found.document() == {"prefill": [], "decode": [], "probes": [], "wakes_s": [], "company": []}
 
 
 def test_layers_that_never_end_are_one_line() -> None:
     with pytest.raises(DeviceError, match=r"^layers that took 0.4 s when profiled took over 120 s$"):
         paced(profile(), Timed({("prefill", 1): None}), NAMES, 8)
-    assert pacing.TIMEOUT_S == 120
+    assert TIMEOUT_S == 120

@@ -120,11 +120,8 @@ def _by_rate(rows: Sequence[Row]) -> tuple[tuple[float, tuple[Row, ...]], ...]:
 def _title(row: Row) -> str:
     gpus = f"{row['gpus']}\N{MULTIPLICATION SIGN} {row['device']}" if row["gpus"] > 1 else row["device"]
     parallel = f" (TP {row['tensor_parallel']})" if row["tensor_parallel"] > 1 else ""
-    part = (
-        ""
-        if row.get("instance_sms") is None
-        else f", {row['instance_sms']:g} SMs of {'one' if row.get('shared_device') else 'each'}"
-    )
+    whose = "for each instance" if row.get("shared_device") else "of each"
+    part = "" if row.get("instance_sms") is None else f", {row['instance_sms']:g} SMs {whose}"
     return f"{workload_name(row['trace'])}: {row['model']} on {gpus}{parallel}{part}"
 
 
