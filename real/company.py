@@ -56,8 +56,8 @@ def losses_now(model: KernelSumModel, found: Iterable[Company]) -> dict[str, Los
     return {kind: losses(model, runs[kind]) for kind in KINDS if kind in runs}
 
 
-def accompanied(profile: Profile, lanes: Lanes, places: Sequence[Place], layers: int, *, after: bool) -> list[Company]:
-    """Both sides of every other of PAIRS, from the second on with ``after``.
+def accompanied(profile: Profile, lanes: Lanes, places: Sequence[Place], layers: int, session: int) -> list[Company]:
+    """Both sides of every other of PAIRS, from the second on in sessions of odd numbers.
 
     places: two lanes; nothing where they are one. layers: of the model.
     """
@@ -65,7 +65,7 @@ def accompanied(profile: Profile, lanes: Lanes, places: Sequence[Place], layers:
     if one == other:
         return []
     pairs = sorted(_pairs(profile, lanes, one, other), key=lambda pair: pair[0].profiled_s)
-    return [side for pair in pairs[:PAIRS][after::2] for side in _both(lanes, (one, other), pair, layers)]
+    return [side for pair in pairs[:PAIRS][session % 2 :: 2] for side in _both(lanes, (one, other), pair, layers)]
 
 
 def _pairs(profile: Profile, lanes: Lanes, one: Place, other: Place) -> Iterator[tuple[Probe, Probe]]:

@@ -7,6 +7,7 @@ the served requests enters it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, median
@@ -26,15 +27,27 @@ from real.probes import KINDS, Place, Probe, run
 REPEATS = 5
 SESSION_S = 2.0
 """What running layers again may take, at the times of the profile: layers are repeated less often where there are more
-of them, and where once is too often, every other one runs before the served requests and the others after them. Those
-of all runs count together."""
+of them, and where once is too often, some run this time and others the next. Those of all runs count together."""
+
+MOST_PARTS = 4
+"""Of a turn: so many times must come for each of its layers to have run."""
 
 REST_S = 0.1
 """What a lane sleeps before layers that show what it takes to wake: a lane that prefills rests about so long where some
 ten requests a second arrive. Much less leaves it half awake."""
 
-RESTS = 3
+RESTS = 2
 """So often at a time: each takes a rest and three launches, and those of all runs count together."""
+
+
+class Session(NamedTuple):
+    """Which of how many times that layers run again on a policy's lanes, the first being 0."""
+
+    number: int
+    of: int
+
+
+ONCE = Session(0, 1)
 
 
 class Pace(NamedTuple):
@@ -132,22 +145,22 @@ def paced(
     names: Sequence[Sequence[str]],
     layers: int,
     host_s: float = 0.0,
-    *,
-    after: bool = False,
+    session: Session = ONCE,
 ) -> Pace:
     """Runs layers of ``profile`` again on idle ``lanes``, whose names of each instance are ``names``.
 
     ``layers``: of the model; a launch of all of them would have the LM head too, which the profile's have not.
     ``host_s``: for so long the host works before each launch, as it does between launches that serve.
-    ``after``: whether the requests have been served; see SESSION_S.
+    ``session``: where all are too many, it has some of them, and others have the rest.
     Prefill on the first lane that computes, decode on the last, each at every share that the profile has and the lane
     grants; and beside each other where these are two. Raises DeviceError as lanes do.
     """
     computing = [(instance, name) for instance, own in enumerate(names) for name in own if name != LINK]
     places = {"prefill": computing[0], "decode": computing[-1]}
     probes = [probe for kind, place in places.items() for probe in _probes(profile, kind, lanes, place, layers)]
-    if 3 * sum(probe.profiled_s for probe in probes) > SESSION_S:
-        probes = probes[after::2]
+    turn_s = 3 * sum(probe.profiled_s for probe in probes)
+    parts = max(1, min(session.of, MOST_PARTS, math.ceil(turn_s / SESSION_S)))
+    probes = probes[session.number % parts :: parts]
     # In turns, as in a profile. No warm-up: what runs before each in its pass lets buffers grow too.
     turns: list[list[float]] = []
     for _ in range(_repeats(probes)):
@@ -160,7 +173,7 @@ def paced(
     return Pace(
         tuple(found),
         tuple(_wake_s(lanes, places["prefill"], probe, layers, host_s) for probe in rests[step // 2 :: step]),
-        tuple(accompanied(profile, lanes, (places["prefill"], places["decode"]), layers, after=after)),
+        tuple(accompanied(profile, lanes, (places["prefill"], places["decode"]), layers, session.number)),
     )
 
 

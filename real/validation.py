@@ -29,7 +29,7 @@ from real.lanes import Lanes
 from real.layout import SIMULATED, Layout, finished, read_facts, served_again
 from real.machine import CpuMachine, CudaMachine, check_gpus
 from real.model import open_model
-from real.pace import Pace, paced
+from real.pace import Pace, Session, paced
 from real.plan import BLOCK_TOKENS, Contestant, Plan
 from real.power import PowerSampler
 from real.probes import KINDS
@@ -143,7 +143,8 @@ class Validation:
             with self.teller.stage(f"run {number} of {len(todo)}: {where}") as begin:
                 lanes = machine.lanes(who)
                 prepared = prepare(setting.config(who, rate, outside))
-                before = _pace(found, lanes, who, self.model.spec.layers, outside)
+                sessions = self._sessions(repeat, rate)
+                before = _pace(found, lanes, who, self.model.spec.layers, outside, sessions[0])
                 facts = {
                     "device": lanes.settings,
                     "host_s": outside.document(),
@@ -160,9 +161,15 @@ class Validation:
                         temperature=self.plan.temperature,
                         progress=_requests(begin(len(self.trace))),
                     )
-                after = _pace(found, lanes, who, self.model.spec.layers, outside, after=True)
+                after = _pace(found, lanes, who, self.model.spec.layers, outside, sessions[1])
             if before is not None and after is not None:
                 note(run, {"pace": Pace.joined([before, after]).document()})
+
+    def _sessions(self, repeat: int, rate: float | None) -> tuple[Session, Session]:
+        """Of a policy's, those before and after one of its runs."""
+        runs = len(self.rates) * self.plan.repeats
+        number = (repeat - 1) * len(self.rates) + self.rates.index(rate)
+        return Session(2 * number, 2 * runs), Session(2 * number + 1, 2 * runs)
 
     def _host(self, who: Contestant, setting: Setting, machine: Machine) -> OutsideTime:
         """What the host adds to a launch, from serving the first requests at the highest rate: over soonest."""
@@ -288,12 +295,12 @@ def _by_sms(pace: PaceSettings) -> Mapping[str, Any]:
 
 
 def _pace(
-    found: Calibrated, lanes: Lanes, who: Contestant, layers: int, host: OutsideTime, *, after: bool = False
+    found: Calibrated, lanes: Lanes, who: Contestant, layers: int, host: OutsideTime, session: Session
 ) -> Pace | None:
     """How fast the idle lanes are now; None without a profile to compare with."""
     if found.profile is None:
         return None
-    return paced(found.profile, lanes, who.lanes, layers, host.decode_s, after=after)
+    return paced(found.profile, lanes, who.lanes, layers, host.decode_s, session)
 
 
 def _requests(tell: Told) -> Callable[[int, float], None]:

@@ -1,4 +1,4 @@
-"""Passes of shapes of a profile beside each other, on made-up lanes whose times are known; and what they say of losses."""
+"""Passes of a profile's shapes beside each other, on lanes whose times are known; and what they say of losses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ TWO_INSTANCES: tuple[Place, Place] = ((0, "prefill"), (1, "decode"))
 def test_each_side_is_timed_alone_and_then_while_the_other_is_at_work() -> None:
     """Beside each other a prompt takes 0.6 s and a step 0.12 s; each runs twice alone, of which the second counts."""
     lanes = Neighbourly()
-    prefill, decode = accompanied(profile(row(64, 2)), lanes, TWO_LANES, 8, after=False)
+    prefill, decode = accompanied(profile(row(64, 2)), lanes, TWO_LANES, 8, 0)
     assert (prefill.own.kind, prefill.own.seconds, prefill.seconds) == ("prefill", *map(pytest.approx, (0.4, 0.6)))
     assert (decode.own.kind, decode.own.seconds, decode.seconds) == ("decode", *map(pytest.approx, (0.1, 0.12)))
     assert (prefill.other, decode.other) == (decode.own, prefill.own)
@@ -104,7 +104,7 @@ def test_each_side_is_timed_alone_and_then_while_the_other_is_at_work() -> None:
 @pytest.mark.parametrize(("places", "slot"), [(TWO_LANES, 1), (TWO_INSTANCES, 0)])
 def test_two_lanes_of_an_instance_have_kv_of_their_own(places: tuple[Place, Place], slot: int) -> None:
     lanes = Neighbourly()
-    accompanied(profile(row(64, 2)), lanes, places, 8, after=False)
+    accompanied(profile(row(64, 2)), lanes, places, 8, 0)
     together = [job.task for job in lanes.jobs[4:]]
     decodes = {task.sequences for task in together if isinstance(task, Batch) and len(task.sequences) == 2}
     assert decodes == {(Sequenced(slot, 1, 99), Sequenced(slot + 1, 1, 99))}
@@ -117,19 +117,19 @@ def test_pairs_take_turns_and_only_those_that_lanes_can_run() -> None:
         *(row(64, 4), row(64, 2, other_sms=2), row(64, 2, cached=449), row(8, 1, latency_s=4.0)),
     ]
     found = [
-        [side.own.new_tokens for side in accompanied(profile(*rows), Neighbourly(), TWO_LANES, 8, after=after)[::2]]
-        for after in (False, True)
+        [side.own.new_tokens for side in accompanied(profile(*rows), Neighbourly(), TWO_LANES, 8, session)[::2]]
+        for session in (0, 1)
     ]
     assert found == [[64, 16], [32, 8]]
-    two = accompanied(profile(row(64, 4)), Neighbourly(), TWO_INSTANCES, 8, after=False)
+    two = accompanied(profile(row(64, 4)), Neighbourly(), TWO_INSTANCES, 8, 0)
     assert len(two) == 2, "an instance of its own has all slots"
-    assert accompanied(profile(row(64, 1)), Neighbourly(), ((0, "main"), (0, "main")), 8, after=False) == []
+    assert accompanied(profile(row(64, 1)), Neighbourly(), ((0, "main"), (0, "main")), 8, 0) == []
 
 
 def test_layers_that_never_end_beside_others_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Neighbourly, "wait", lambda self, timeout_s: None)
     with pytest.raises(DeviceError, match=r"^layers that took 1 s when profiled took over 120 s$"):
-        accompanied(profile(row(64, 1)), Neighbourly(), TWO_LANES, 8, after=False)
+        accompanied(profile(row(64, 1)), Neighbourly(), TWO_LANES, 8, 0)
 
 
 MODEL = fitted("tiny", fit_device(cpu_profile(2, "tiny")))

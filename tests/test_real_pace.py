@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
@@ -17,7 +18,7 @@ from profiler.measure.attention import Sequenced
 from profiler.profile import Profile
 from real import pace as pacing
 from real.lanes import Batch, DeviceError, Done, Job
-from real.pace import Pace, paced
+from real.pace import Pace, Session, paced
 from real.probes import KINDS, TIMEOUT_S, Probe
 from tests.toys import cpu_profile
 
@@ -105,9 +106,9 @@ def test_pace_is_the_mean_over_layers_run_again() -> None:
 
 
 def test_a_lane_that_slept_takes_longer_by_the_mean_over_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same layers after a rest against in a pass, the middle one of every three of those that prefill.
+    """The same layers after a rest against in a pass, two of those that prefill.
 
-    In descending order of their profiled times: five turns of all seven, then the second and the fifth.
+    In descending order of their profiled times: five turns of all seven, then the third and the last.
     """
     slept: list[float] = []
     monkeypatch.setattr(pacing, "sleep", slept.append)
@@ -120,8 +121,8 @@ def test_a_lane_that_slept_takes_longer_by_the_mean_over_rests(monkeypatch: pyte
     assert slept == [pacing.REST_S] * 2
     tasks = [job.task for job in lanes.jobs[-6:]]
     assert [(len(task.tokens), task.last) for task in tasks if isinstance(task, Batch)] == [
-        *((6, 4), (6, 2), (6, 2)),
-        *((3, 4), (3, 2), (3, 2)),
+        *((5, 4), (5, 2), (5, 2)),
+        *((1, 4), (1, 2), (1, 2)),
     ]
     assert Pace.joined([found, Pace(wakes_s=(-0.001,))]).wake_s == pytest.approx(0.001)
     assert Pace(wakes_s=(-0.001,)).wake_s == 0, "a device is no faster for having slept"
@@ -140,6 +141,22 @@ def test_layers_are_repeated_as_often_as_two_seconds_allow(seconds: float, repea
     assert (before.first, before.last) == (0, 3), "no more than there are"
     if repeats > 2:
         assert dict(found.by_sms("prefill")) == pytest.approx({4: 1.0})
+
+
+@pytest.mark.parametrize(
+    ("each_s", "of", "parts"), [(0.01, 12, 1), (0.15, 12, 2), (0.4, 12, 4), (9.0, 12, 4), (9.0, 2, 2), (9.0, 1, 1)]
+)
+def test_layers_that_take_too_long_take_turns_over_sessions(each_s: float, of: int, parts: int) -> None:
+    """Eight rows; each runs as often as every other over a policy's sessions."""
+    ran: list[int] = []
+    for number in range(of):
+        lanes = Timed({("prefill", 4): [each_s] * 500})
+        rows = [layers("prefill", 4, each_s, new=new) for new in range(1, 9)]
+        found = paced(cpu_profile(4, "tiny", rows), lanes, NAMES, 8, 0.0, Session(number, of))
+        assert len(found.probes) == 8 / parts
+        ran += [probe.new_tokens for probe in found.probes]
+    assert set(Counter(ran).values()) == {of / parts}
+    assert set(ran) == set(range(1, 9))
 
 
 def test_the_model_at_its_pace_says_what_layers_take_now() -> None:
