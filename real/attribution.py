@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean
 
 from real.comparison import METRICS, Cell, distributions
 from real.corrections import CorrectedModel, Corrections, Key
@@ -98,7 +98,7 @@ def attribute(cell: Cell, prepared: Prepared | None = None) -> Attribution | Non
         runs = [_means(cell, side.run.records)[metric] for side in cell.used]
         known = [value for value in runs if value is not None]
         if known and None not in seconds:
-            causes[metric] = _cause([value for value in seconds if value is not None], median(known))
+            causes[metric] = _cause([value for value in seconds if value is not None], fmean(known))
     return Attribution(
         causes=causes, corrections=every, steps_alone=measured.alone.count, steps_beside=measured.together.count
     )

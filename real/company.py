@@ -59,10 +59,10 @@ def losses_now(model: KernelSumModel, found: Iterable[Company]) -> dict[str, Los
 def accompanied(profile: Profile, lanes: Lanes, places: Sequence[Place], layers: int, session: int) -> list[Company]:
     """Both sides of every other of PAIRS, from the second on in sessions of odd numbers.
 
-    places: two lanes; nothing where they are one. layers: of the model.
+    places: two lanes; nothing where they are one, or on GPUs of their own. layers: of the model.
     """
     one, other = places
-    if one == other:
+    if one == other or (one[0] != other[0] and profile.provenance.device != "cpu"):
         return []
     pairs = sorted(_pairs(profile, lanes, one, other), key=lambda pair: pair[0].profiled_s)
     return [side for pair in pairs[:PAIRS][session % 2 :: 2] for side in _both(lanes, (one, other), pair, layers)]

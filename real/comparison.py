@@ -2,7 +2,7 @@
 
 For a statistic x of a run (the median TTFT, say), over the real runs that ran to their end:
 
-    measured      = median of x over the real runs
+    measured      = mean of x over the real runs, as the pace that the simulation goes at is a mean over them
     error         = |x simulated - measured| / measured
     repeatability = largest |x of one real run - x of another| / measured       absent with a single run
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,8 @@ class Statistic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Paired:
-    """Requests that are in both worlds, one row each; measured is the median over the real runs that count.
+    """Requests that are in both worlds, one row each; measured is the median over the real runs that count, as one
+    run may have held up one request.
 
     simulated, measured: of each of METRICS, seconds of shape (n,), NaN where a side has no value.
     """
@@ -238,7 +239,7 @@ def judged(
 ) -> Statistic:
     """A statistic with its error, and where there is a ``limit`` with its verdict."""
     known = [value for value in runs if value is not None]
-    measured = median(known) if known else None
+    measured = fmean(known) if known else None
     error = repeatability = None
     if measured is not None and measured > 0:
         error = None if simulated is None else abs(simulated - measured) / measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,10 @@ def test_pairs_take_turns_and_only_those_that_lanes_can_run() -> None:
     two = accompanied(profile(row(64, 4)), Neighbourly(), TWO_INSTANCES, 8, 0)
     assert len(two) == 2, "an instance of its own has all slots"
     assert accompanied(profile(row(64, 1)), Neighbourly(), ((0, "main"), (0, "main")), 8, 0) == []
+    gpus = profile(row(64, 1))
+    gpus = replace(gpus, provenance=gpus.provenance.model_copy(update={"device": "H100"}))
+    assert accompanied(gpus, Neighbourly(), TWO_INSTANCES, 8, 0) == [], "GPUs of their own"
+    assert len(accompanied(gpus, Neighbourly(), TWO_LANES, 8, 0)) == 2
 
 
 def test_layers_that_never_end_beside_others_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

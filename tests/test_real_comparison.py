@@ -125,9 +125,9 @@ def cell(real: Sequence[Side], simulated: Side, policy: str = "p", rate: float =
 
 def test_a_statistic_by_hand() -> None:
     found = judged("ttft_s", "p50", 1.2, [1.0, 1.3, 1.1], 0.1)
-    assert found.measured == 1.1
-    assert found.error == pytest.approx(0.1 / 1.1)
-    assert found.repeatability == pytest.approx(0.3 / 1.1)
+    assert found.measured == pytest.approx(3.4 / 3), "the mean, and not the run in the middle"
+    assert found.error == pytest.approx((1.2 - 3.4 / 3) / (3.4 / 3))
+    assert found.repeatability == pytest.approx(0.3 / (3.4 / 3))
     assert found.spread == pytest.approx(0.3)
     assert found.within is True
 

@@ -14,7 +14,7 @@ from sim.report.page import page as whole
 from sim.report.words import NAMES, percent, seconds, verdict
 
 METHOD = (
-    "Error is |simulated - measured| / measured; measured is the median over the real runs that came to their end.",
+    "Error is |simulated - measured| / measured; measured is the mean over the real runs that came to their end.",
     "Repeatability is the largest difference between two of those runs, over measured: what the machine cannot say"
     " twice, no simulator can say once. With a single real run it is unknown, and the limit alone decides.",
     "Real and simulated runs serve the same requests, at the same arrival times, with the same answer lengths, by the"
