@@ -48,17 +48,19 @@ figures: demo $(VENV)/.installed-dev
 	    out/demo/latency.png out/timeline/timeline.png out/timeline/prediction.png out/timeline/slo.png \
 	    out/timeline/trace.png
 
-# The fitted models in the package, from kernel tables of the package aiconfigurator-core and, under TABLES, of a vLLM run.
+# The fitted models in the package, and that of vLLM's kernels for the paper's figures, from kernel tables of the package aiconfigurator-core and, under TABLES, of a vLLM run.
 # On the RTX 4090 the run itself leaves no room for host time (docs/benchmarks.md).
 TABLES ?= ../shared/silicon/vllm_rtx4090_llama31_8b
 models: $(VENV)/.installed-dev
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[aic]'
 	$(RUN)/bulletsim profiles import aiconfigurator --device A100-80G --backend sglang --out out/profiles/A100-80G --force
+	$(RUN)/bulletsim profiles import aiconfigurator --device A100-80G --backend vllm --out out/profiles/A100-vllm --force
 	$(RUN)/bulletsim profiles import aiconfigurator --device H100 --out out/profiles/H100 --force
 	$(RUN)/bulletsim profiles import aiconfigurator --device H200 --out out/profiles/H200 --force
 	$(RUN)/bulletsim profiles import vllm-tables $(TABLES) --device RTX-4090 --out out/profiles/RTX-4090 --force
 	for device in A100-80G H100 H200; do \
 	    $(RUN)/bulletsim fit out/profiles/$$device --no-points --out profiler/builtin/$$device.json --force || exit; done
+	$(RUN)/bulletsim fit out/profiles/A100-vllm --no-points --out benchmarks/paper/a100_vllm.json --force
 	$(RUN)/bulletsim fit out/profiles/RTX-4090 --no-points --host-pass 0 --host-launch 0 \
 	    --out profiler/builtin/RTX-4090.json --force
 
