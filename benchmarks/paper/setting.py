@@ -34,8 +34,8 @@ prefill_pass_overhead_s, prefill_sequence_overhead_s: what the engines' host tak
 repartition_s, handover_s: the paper's own measurements (section 5)."""
 
 VLLM_KERNELS = Path(__file__).parent / "a100_vllm.json"
-"""Fitted to kernel times of vLLM on an A100 as ours are to SGLang's (``make models``). Its decode attention divides long
-sequences over the SMs, where the one measured with SGLang does not."""
+"""Fitted to kernel times of vLLM on an A100 as ours are to SGLang's (``make models``). Its decode attention divides
+long sequences over the SMs, where the one measured with SGLang does not."""
 
 ENGINES: dict[str, dict[str, Any]] = {
     "nanoflow": {"prefill_sequence_overhead_s": 0.0},
