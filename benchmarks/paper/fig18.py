@@ -38,8 +38,7 @@ WORKLOAD = "Azure-Code"
 
 def server(model: str, device: str, link_bytes_per_s: float) -> dict[str, Any]:
     """Settings of eight GPUs that are one instance."""
-    # Kernels are those of the device, whichever engine: vLLM's own are of an A100.
-    latency = {"pace": 1.0, "link_bytes_per_s": link_bytes_per_s, "model": None}
+    latency = {"pace": 1.0, "link_bytes_per_s": link_bytes_per_s}
     return {"model": model, "device": device, "tensor_parallel": 8, "latency": latency}
 
 

@@ -33,16 +33,9 @@ prefill_pass_overhead_s, prefill_sequence_overhead_s: what the engines' host tak
     prompts in it, as a whole and for each sequence.
 repartition_s, handover_s: the paper's own measurements (section 5)."""
 
-VLLM_KERNELS = Path(__file__).parent / "a100_vllm.json"
-"""Fitted to kernel times of vLLM on an A100 as ours are to SGLang's (``make models``). Its decode attention divides
-long sequences over the SMs, where the one measured with SGLang does not."""
-
-ENGINES: dict[str, dict[str, Any]] = {
-    "nanoflow": {"prefill_sequence_overhead_s": 0.0},
-    "vllm-chunked": {"model": str(VLLM_KERNELS)},
-}
+ASYNCHRONOUS = {"nanoflow": {"prefill_sequence_overhead_s": 0.0}}
 """By policy, what differs from ``LATENCY``: NanoFlow readies the sequences of an iteration while the one before runs
-(arXiv 2408.12757, asynchronous scheduling), and vLLM has kernels of its own."""
+(arXiv 2408.12757, asynchronous scheduling)."""
 
 PROMPT_SHARE = 0.95
 """Chunk handling: what SGLang fills of the budget that decodes leave. TPOT says how long its iterations are and TTFT
@@ -177,6 +170,6 @@ def config(
         "slo": slo(workload),
         "seed": seed,
         "oversized": "reject",
-        "latency": LATENCY | ENGINES.get(policy["name"], {}),
+        "latency": LATENCY | ASYNCHRONOUS.get(policy["name"], {}),
     }
     return checked(RunConfig, settings | changes, f"{workload.name} at {rate:g} req/s")
