@@ -32,8 +32,13 @@ class Fewest:
 def fewest_instances(search: Search, config: RunConfig) -> Fewest:
     """The fewest instances that keep the SLO at the rate of ``config``, each time adding whole instances.
 
-    Raises ValueError where the policy runs on one number only, and where as many instances as requests are too few.
+    Raises ValueError where the policy runs on one number only, where all share one device, and where as many instances
+    as requests are too few.
     """
+    if config.shared_device:
+        raise ValueError(
+            "shared_device is true, and a search for GPUs adds them; leave --shared-device out, or find a rate"
+        )
     fewest = policies.load(config.policy.name, config.policy.settings).fewest_instances
     try:
         check_names(_of(config, fewest + 1))

@@ -189,6 +189,12 @@ def test_instances_of_disaggregation_are_not_added_one_by_one() -> None:
         fewest_instances(Search(question=QUESTION), config("disaggregation", rate=1.0))
 
 
+def test_parts_of_one_device_are_no_gpus_to_buy() -> None:
+    part = config(rate=1.0).model_copy(update={"instance_sms": 1, "shared_device": True})
+    with pytest.raises(ValueError, match="shared_device is true, and a search for GPUs adds them"):
+        fewest_instances(Search(question=QUESTION), part)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
